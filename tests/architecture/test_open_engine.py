@@ -198,6 +198,7 @@ def test_clusters_are_the_samples_own_matter():
         "samples/arguments.py",
         "samples/sample.py",
         "problems/problem.py",
+        "problems/problem_records.py",
         "problems/starts.py",
         "problems/structure.py",
     }, asking

@@ -1,4 +1,7 @@
-"""Constraints on the rows: every formula of the sphere against w -> w/|w|, and a constraint defined outside the library."""
+"""Constraints on the rows: formulas of the sphere, and a constraint of the user.
+
+Every formula of the sphere is compared with derivatives of w -> w/|w|.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -21,7 +24,7 @@ VELOCITY = GENERATOR.standard_normal((P, COLUMNS))
 
 
 def overlaps(rows):
-    """M and Q of rows that are split into two blocks of coordinates."""
+    """Return M and Q of rows that are split into two blocks of coordinates."""
     rows, signals = (
         jnp.stack([x[:, :4], jnp.pad(x[:, 4:], ((0, 0), (0, 1)))]) for x in (rows, SIGNALS)
     )
@@ -48,7 +51,7 @@ def test_increments_lead_to_projected_rows(constraint):
         step = 1e-3 * VELOCITY
         landed = ROWS + constraint.project_increment(jnp.asarray(ROWS), jnp.asarray(step))
         np.testing.assert_allclose(landed, constraint.project_rows(ROWS + step), atol=1e-15)
-        # a quantity linear in the rows is scaled as the rows are
+        # A quantity that is linear in the rows is scaled as they are.
         twice = constraint.divide_by_norms(2 * (ROWS + step), ROWS + step)
         np.testing.assert_allclose(twice, 2 * landed, atol=1e-15)
 
@@ -74,8 +77,8 @@ def test_errors_of_norms():
 
 
 @dataclass(frozen=True)
-class Frozen(Constraint):
-    """Rows that do not move at all."""
+class FixedRows(Constraint):
+    """Rows that do not move."""
 
     fixes_norms = False
 
@@ -95,10 +98,10 @@ class Frozen(Constraint):
         return 0.0
 
 
-def test_the_drift_asks_the_constraint():
-    """A constraint written outside the library: the ODE and a step of SGD follow it."""
+def test_a_constraint_of_the_user_determines_drift_and_steps():
+    """The ODE and a step of SGD use a constraint that is defined outside of the library."""
     problem = sgd.TeacherStudent(width=2, activation="square", head="trained")
-    structure = replace(problem.structure, constraint=Frozen())
+    structure = replace(problem.structure, constraint=FixedRows())
     state = functional.state(sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2)))
     rates = functional.drift(structure, problem.parameters, state, lr=0.5)
     free = functional.drift(problem.structure, problem.parameters, state, lr=0.5)

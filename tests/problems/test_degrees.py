@@ -21,7 +21,7 @@ POLYNOMIALS = {
     "gradient": (jax.grad(lambda x: jnp.mean(x) ** 4), 3),
     "jitted": (jax.jit(lambda x: jnp.stack([x[0] * x[1], x[2]]).sum()), 2),
     "indexed": (lambda x: jnp.sum(x[np.array([0, 2])] ** 2), 2),
-    "mapped": (lambda x: jnp.sum(jax.vmap(lambda one: one**3)(x)), 3),
+    "mapped": (lambda x: jnp.sum(jax.vmap(lambda entry: entry**3)(x)), 3),
     "a factor that is zero": (
         lambda x: x[0] + jnp.where(jnp.ones(()) > 0, 0.0, 1.0) * jnp.tanh(x[1]),
         1,
@@ -30,7 +30,7 @@ POLYNOMIALS = {
     "constant": (lambda x: jnp.exp(jnp.ones(())) + 0 * x[0], 0),
 }
 
-OTHERS = {
+NOT_POLYNOMIAL = {
     "flat near 0": lambda x: x[0] ** 2 + jnp.log1p(jnp.exp(20 * (x[0] - 5))),
     "bounded": lambda x: 1000 * jax.nn.sigmoid(50 * (x[0] - 6)),
     "quotient": lambda x: x[0] / (1 + x[1] ** 2),
@@ -42,9 +42,10 @@ OTHERS = {
 
 
 def bound(function) -> float:
+    """Return the largest degree bound of the outputs in all entries of the input."""
     with jax.enable_x64(True):
-        traced = jax.make_jaxpr(function)(X)
-    return max(float(np.max(part)) for part in degree_bounds(traced, [np.ones(3)]))
+        jaxpr = jax.make_jaxpr(function)(X)
+    return max(float(np.max(degrees)) for degrees in degree_bounds(jaxpr, [np.ones(3)]))
 
 
 @pytest.mark.parametrize("name", POLYNOMIALS)
@@ -53,12 +54,12 @@ def test_degree_of_polynomials(name):
     assert bound(function) == degree
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", NOT_POLYNOMIAL)
 def test_other_functions_have_no_degree(name):
-    assert bound(OTHERS[name]) == np.inf
+    assert bound(NOT_POLYNOMIAL[name]) == np.inf
 
 
 def test_only_chosen_inputs_count():
-    traced = jax.make_jaxpr(lambda x: jnp.stack([jnp.tanh(x[0]) * x[1], x[1] * x[2]]))(X)
-    (degrees,) = degree_bounds(traced, [np.array([0.0, 1.0, 1.0])])
+    jaxpr = jax.make_jaxpr(lambda x: jnp.stack([jnp.tanh(x[0]) * x[1], x[1] * x[2]]))(X)
+    (degrees,) = degree_bounds(jaxpr, [np.array([0.0, 1.0, 1.0])])
     assert degrees.tolist() == [1, 2]

@@ -1,4 +1,4 @@
-"""Kinks that an activation does not declare are found when a problem is made, before any solver compiles."""
+"""Undeclared kinks of an activation are detected when a problem is made, before compilation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONTINUOUS = {
 
 
 @pytest.mark.parametrize("name", KINKED)
-def test_kinks_are_found(name):
+def test_undeclared_kinks(name):
     function, kinks = KINKED[name]
     assert undeclared_kinks(sgd.Activation(function)) == kinks
     assert undeclared_kinks(sgd.Activation(function, kinks=kinks)) == ()
@@ -37,7 +37,7 @@ def test_kinks_are_found(name):
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_steep_functions_have_none(name):
+def test_steep_functions_have_no_kinks(name):
     assert undeclared_kinks(sgd.Activation(CONTINUOUS[name])) == ()
 
 

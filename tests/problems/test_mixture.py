@@ -1,4 +1,4 @@
-"""Gaussian mixtures through the engine: drift, chain, direct simulation, infinite snr, own clusters."""
+"""Gaussian mixtures: drift, chain, direct simulation, infinite snr, clusters of a user's loss."""
 
 from __future__ import annotations
 
@@ -21,38 +21,44 @@ V, MEAN, R = np.array([0.8, -0.5]), np.array([[0.3], [0.2]]), np.array([[0.5, 0.
 ALGORITHM = sgd.OnePassSGD(lr=1.0)
 
 
-def binary(snr=2.0, **rest):
-    return sgd.GaussianMixture("binary", snr=snr, weight_decay=0.1, **rest)
+def binary(snr=2.0, **options):
+    return sgd.GaussianMixture("binary", snr=snr, weight_decay=0.1, **options)
 
 
-def given(problem):
+def reference_start(problem):
     return sgd.start(problem, M=MEAN, Q=R + MEAN @ MEAN.T, a=V)
 
 
 def after_one_step(problem, d, seed, runs=40_000):
-    """M, Q and a of many runs of the chain, without their risk, which would cost more than all the rest."""
-    begin = broadcast_runs(given(problem), runs)
-    found, _ = run(
-        ExactChain(problem, ALGORITHM, begin, d, problem.block_dimensions(d)),
+    """Return M, Q and a of many runs of the chain after one step.
+
+    The risk is not recorded, because it would take longer than all other computations.
+    """
+    start = broadcast_runs(reference_start(problem), runs)
+    states, _ = run(
+        ExactChain(problem, ALGORITHM, start, d, problem.block_dimensions(d)),
         runs,
         np.array([1]),
         seed,
         "one step",
         False,
     )
-    return {"M": found["M"][:, 0, 0], "Q": found["Q"][:, 0, 0], "a": found["a"][:, 0]}
+    return {"M": states["M"][:, 0, 0], "Q": states["Q"][:, 0, 0], "a": states["a"][:, 0]}
 
 
 def test_the_drift_of_the_binary_mixture_to_rounding():
-    """The right-hand side (v, m, R) at snr 2, decay .1, c = 1, by independent quadrature."""
+    """The drift of (v, m, R) at snr 2 and weight decay 0.1 agrees with independent quadrature.
+
+    The paper's variables are v = a and R = Q - M M^T, so that dR = dQ - dM M^T - M dM^T.
+    """
     problem = binary()
     with jax.enable_x64(True):
         rate = jax.jit(
             lambda state: functional.drift(problem.structure, problem.parameters, state, lr=1.0)
-        )(functional.state(given(problem)))
+        )(functional.state(reference_start(problem)))
     dm = np.asarray(rate["M"])[0]
     dR = np.asarray(rate["Q"])[0] - dm @ MEAN.T - MEAN @ dm.T
-    found = np.concatenate([rate["a"], dm[:, 0], dR[0], dR[1, 1:]])
+    drift = np.concatenate([rate["a"], dm[:, 0], dR[0], dR[1, 1:]])
     expected = [
         -0.02965458175922,
         0.10518103680571,
@@ -62,17 +68,17 @@ def test_the_drift_of_the_binary_mixture_to_rounding():
         -0.02006332192719,
         -0.13369180097985,
     ]
-    assert np.allclose(found, expected, rtol=0, atol=1e-13)
+    assert np.allclose(drift, expected, rtol=0, atol=1e-13)
 
 
 @pytest.mark.slow
 def test_the_optimum_of_the_binary_mixture_is_a_stable_fixed_point():
     problem = binary(100.0)
     r = np.sqrt(sgd.papers.effective_dynamics.ring_radius("binary", 0.1))
-    begin = sgd.start(
+    start = sgd.start(
         problem, M=[[r], [-r]], Q=r**2 * np.array([[1, -1], [-1, 1]]) + 1e-3 * np.eye(2), a=[r, -r]
     )
-    (point,) = sgd.fixed_points(problem, ALGORITHM, starts=begin, tries=0)
+    (point,) = sgd.fixed_points(problem, ALGORITHM, starts=start, tries=0)
     assert np.allclose(np.abs(point.a), 1.173936869495, atol=1e-11)
     assert np.allclose(np.abs(point.M), 1.173943526005, atol=1e-11)
     assert np.allclose((point.Q - point.M @ point.M.T)[0, 0], 1.410230123587e-3, rtol=1e-9)
@@ -87,7 +93,10 @@ def cross_entropy(fields, signals, head, label):
 
 @pytest.mark.slow
 def test_own_clusters_agree_with_the_built_in_mixture():
-    """The generic, sampled expectations of a user's loss against the quadrature, at finite d too."""
+    """Sampled expectations of a user's loss agree with the quadrature of `GaussianMixture`.
+
+    The moments include the correction at finite d.
+    """
     problem = binary()
     clusters = [(0.5, [1.0], 1.0), (0.5, [-1.0], 0.0)]
     own = sgd.Problem(
@@ -100,32 +109,32 @@ def test_own_clusters_agree_with_the_built_in_mixture():
         clusters=clusters,
         kinks=[0.0],
     )
-    begin = given(problem)
+    start = reference_start(problem)
     results = []
-    for each in (problem, own):
+    for mixture in (problem, own):
         quadrature = Quadrature(log2_circles=12)
-        nodes = expectation_of(each.structure).nodes(quadrature, False)
+        nodes = expectation_of(mixture.structure).nodes(quadrature, False)
         with jax.enable_x64(True):
 
             @jax.jit
-            def every(nodes, each=each, quadrature=quadrature):
-                state = functional.state(begin)
-                overlaps = overlaps_at(each.structure, each.parameters, state)
+            def replicate_moments(nodes, mixture=mixture, quadrature=quadrature):
+                state = functional.state(start)
+                overlaps = overlaps_at(mixture.structure, mixture.parameters, state)
 
-                def one(node):
-                    return expectation_of(each.structure).moments(
-                        quadrature, node, each.parameters, overlaps, state["a"], finite=True
+                def moments_at(node):
+                    return expectation_of(mixture.structure).moments(
+                        quadrature, node, mixture.parameters, overlaps, state["a"], finite=True
                     )
 
-                return jax.vmap(one)(nodes)
+                return jax.vmap(moments_at)(nodes)
 
-            results.append(jax.tree.map(np.asarray, every(nodes)))
+            results.append(jax.tree.map(np.asarray, replicate_moments(nodes)))
     exact, sampled = results
     for name in ("stein", "noise", "norms", "head_gradient", "risk", "shift"):
         values = getattr(sampled, name)
         error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
         gap = np.abs(values.mean(axis=0) - getattr(exact, name)[0])
-        # four replicates tell their spread to a factor; 5% of the value is what must not be missed
+        # Four replicates determine their standard error only to a factor, hence 12 of them.
         assert np.all(gap <= 12 * error + 1e-7), name
         assert np.all(error <= 0.01 * np.abs(getattr(exact, name)).max() + 1e-9), name
 
@@ -133,7 +142,7 @@ def test_own_clusters_agree_with_the_built_in_mixture():
 @pytest.mark.slow
 def test_one_step_of_the_chain_has_the_mean_increment_of_finite_d():
     problem, d = binary(), 4
-    begin = given(problem)
+    start = reference_start(problem)
     chain = after_one_step(problem, d, seed=1)
     with jax.enable_x64(True):
         finite = functional.finite(problem, d)
@@ -141,9 +150,9 @@ def test_one_step_of_the_chain_has_the_mean_increment_of_finite_d():
             lambda state: functional.drift(
                 problem.structure, problem.parameters, state, lr=1.0, finite=finite
             )
-        )(functional.state(begin))
+        )(functional.state(start))
     for name in ("M", "Q", "a"):
-        values = (chain[name] - getattr(begin, name)[0]) * d
+        values = (chain[name] - getattr(start, name)[0]) * d
         error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
         assert np.all(
             np.abs(values.mean(axis=0) - np.asarray(rate[name]).reshape(values.shape[1:]))
@@ -154,35 +163,36 @@ def test_one_step_of_the_chain_has_the_mean_increment_of_finite_d():
 @pytest.mark.slow
 @pytest.mark.runs_long
 def test_covariance_of_the_increments():
-    """One step's covariance at large d is lr/d squared times that of `increment_covariance`."""
+    """The covariance of one step at large d is (lr/d)^2 times that of `increment_covariance`."""
     problem, d = binary(), 100_000
-    begin = given(problem)
+    start = reference_start(problem)
     chain = after_one_step(problem, d, seed=4)
-    found = sgd.increment_covariance(problem, ALGORITHM, begin)
-    start = {"M": begin.M[0], "Q": begin.Q[0], "a": begin.a[0]}
+    increment = sgd.increment_covariance(problem, ALGORITHM, start)
+    state = {"M": start.M[0], "Q": start.Q[0], "a": start.a[0]}
     upper = np.triu_indices(2)
-    steps = [d * (chain[name] - start[name]) for name in ("M", "Q", "a")]
+    steps = [d * (chain[name] - state[name]) for name in ("M", "Q", "a")]
     u = np.concatenate([steps[0][..., 0], steps[1][:, *upper], steps[2]], axis=1)
     error = u.std(axis=0, ddof=1) / np.sqrt(len(u))
-    assert np.all(np.abs(u.mean(axis=0) - found.mean) <= Z * error + 1e-3)
+    assert np.all(np.abs(u.mean(axis=0) - increment.mean) <= Z * error + 1e-3)
     products = np.einsum("ni,nj->nij", u - u.mean(axis=0), u - u.mean(axis=0))
-    spread = products.std(axis=0, ddof=1) / np.sqrt(len(u))
+    covariance_error = products.std(axis=0, ddof=1) / np.sqrt(len(u))
     assert np.all(
-        np.abs(products.mean(axis=0) - found.covariance)
-        <= Z * (spread + found.standard_error) + 1e-3 * np.abs(found.covariance).max()
+        np.abs(products.mean(axis=0) - increment.covariance)
+        <= Z * (covariance_error + increment.standard_error)
+        + 1e-3 * np.abs(increment.covariance).max()
     )
 
 
 @pytest.mark.parametrize(("kind", "d", "width"), [("binary", 4, 2), ("xor", 8, 4)])
-@pytest.mark.slow  # the contracts have a cheap sister
+@pytest.mark.slow  # tests/contracts has a faster version of this test
 def test_exact_chain_and_direct_simulation_have_one_law(kind, d, width):
     problem = sgd.GaussianMixture(kind, width=width, snr=3.0, weight_decay=0.1)
-    begin = sgd.random_start(problem, dimension=d, seed=3)
+    start = sgd.random_start(problem, dimension=d, seed=3)
     exact, direct = (
         sgd.simulate(
             problem,
             ALGORITHM,
-            begin,
+            start,
             steps=[5 * d],
             dimension=d,
             runs=2000,
@@ -210,29 +220,29 @@ def test_exact_chain_and_direct_simulation_have_one_law(kind, d, width):
 @pytest.mark.slow
 def test_infinite_snr_chain_follows_the_sliding_flow():
     problem = sgd.GaussianMixture("xor", snr=np.inf, weight_decay=0.1)
-    begin = sgd.random_start(problem, dimension=50, seed=5)
+    start = sgd.random_start(problem, dimension=50, seed=5)
     times = [0.0, 2.0, 10.0]
-    flow = sgd.solve_ode(problem, ALGORITHM, begin, times=times)
+    flow = sgd.solve_ode(problem, ALGORITHM, start, times=times)
     assert flow.attrs["error_integrator"] < 1e-8
     gaps = []
     for d in (200, 3200):
-        chain = sgd.simulate(problem, ALGORITHM, begin, times=times, dimension=d, runs=50, seed=1)
+        chain = sgd.simulate(problem, ALGORITHM, start, times=times, dimension=d, runs=50, seed=1)
         gaps.append(np.sqrt(np.mean((chain.M.values - flow.M.values) ** 2)))
         assert np.allclose(
             chain.risk.values.mean(axis=0), flow.risk.values[0], atol=10 / np.sqrt(d)
         )
-    # sixteen times the dimension: a quarter of the fluctuations
+    # Fluctuations scale as d^(-1/2): 16 times the dimension has a quarter of them.
     assert 3.0 < gaps[0] / gaps[1] < 5.0
     with pytest.raises(ValueError, match="snr = inf"):
-        sgd.solve_ode(problem, ALGORITHM, begin, times=times, dimension=100)
+        sgd.solve_ode(problem, ALGORITHM, start, times=times, dimension=100)
 
 
 def test_random_starts_and_records():
     problem = sgd.GaussianMixture("xor", snr=np.inf)
-    begin = sgd.random_start(problem, dimension=200, seed=1, runs=400)
-    assert np.allclose(sgd.random_start(problem, dimension=200, seed=1, runs=3).a, begin.a[:3])
-    assert abs(begin.a.mean()) < Z / np.sqrt(begin.a.size)
-    assert abs(begin.a.var() - 1) < Z * np.sqrt(2 / begin.a.size)
+    start = sgd.random_start(problem, dimension=200, seed=1, runs=400)
+    assert np.allclose(sgd.random_start(problem, dimension=200, seed=1, runs=3).a, start.a[:3])
+    assert abs(start.a.mean()) < Z / np.sqrt(start.a.size)
+    assert abs(start.a.var() - 1) < Z * np.sqrt(2 / start.a.size)
     result = sgd.simulate(
         problem,
         ALGORITHM,
@@ -241,9 +251,9 @@ def test_random_starts_and_records():
         dimension=50,
         runs=2,
     )
-    again = sgd.problem_of(result)
-    assert again.describe() == problem.describe()
-    assert np.isinf(again.snr)
+    restored = sgd.problem_of(result)
+    assert restored.describe() == problem.describe()
+    assert np.isinf(restored.snr)
     assert result.accuracy.dims == ("run", "time")
     assert sgd.start_from(result).a.shape == (2, 4)
 
@@ -266,7 +276,10 @@ def test_random_starts_and_records():
             ),
             "spiked tensor has no Gaussian inputs",
         ),
-        (lambda: sgd.hessian_spectrum(binary(), given(binary()), dimension=10), "centred inputs"),
+        (
+            lambda: sgd.hessian_spectrum(binary(), reference_start(binary()), dimension=10),
+            "centred inputs",
+        ),
         (lambda: sgd.solve_ode("binary", ALGORITHM, None, times=[1.0]), "problem"),
     ],
 )
@@ -277,13 +290,16 @@ def test_bad_input_names_the_argument(make, message):
 
 @pytest.mark.slow
 def test_wide_networks_follow_their_sampled_ode():
-    """Beyond four units the expectations are sampled, and the result says how well."""
+    """With five units the expectations are sampled, and the ODE agrees with the chain.
+
+    The result contains an estimate of their error.
+    """
     problem = sgd.GaussianMixture("xor", width=5, snr=5.0, weight_decay=0.05)
-    begin = sgd.random_start(problem, dimension=50, seed=1)
-    theory = sgd.solve_ode(problem, ALGORITHM, begin, times=[0.0, 1.0])
+    start = sgd.random_start(problem, dimension=50, seed=1)
+    theory = sgd.solve_ode(problem, ALGORITHM, start, times=[0.0, 1.0])
     assert 0 < theory.attrs["error_quadrature"] < 1e-3
     chain = sgd.simulate(
-        problem, ALGORITHM, begin, times=[0.0, 1.0], dimension=2000, runs=100, seed=0
+        problem, ALGORITHM, start, times=[0.0, 1.0], dimension=2000, runs=100, seed=0
     )
     for name in ("M", "Q", "a", "risk"):
         values = chain[name].values[:, 1]

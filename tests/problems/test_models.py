@@ -1,4 +1,4 @@
-"""The ready models: reference values, records, sweeps, problem files, models of one's own, refusals."""
+"""The ready models: reference values, records, sweeps, problem files, own models, bad input."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ ALL = {
 }
 
 
-def path(problem, M, Q, lr, **when):
-    return sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr), sgd.start(problem, M=M, Q=Q), **when)
+def solve(problem, M, Q, lr, **save_points):
+    return sgd.solve_ode(
+        problem, sgd.OnePassSGD(lr=lr), sgd.start(problem, M=M, Q=Q), **save_points
+    )
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_records(name):
-    """A model is made again from what it records, and what it is made of can be replaced."""
+    """A problem of a model can be restored from its record, and `replace` changes its arguments."""
     problem = ALL[name]()
     record = problem.describe()
     assert record["kind"] == name
@@ -52,18 +54,25 @@ def test_records(name):
     "n", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 )
 def test_reference_values_of_sequences(n):
-    """Polynomials: to all digits. Free rows with label noise against the closed equations."""
+    """Overlaps agree with reference values to all digits; the drift agrees with its closed form.
+
+    For the product of n tokens, free rows and label noise of variance v::
+
+        dM/dt = n (M^(n-1) - Q^(n-1) M),      dQ/dt = 2 n (M^n - Q^n) + lr n E[h_1^2]
+    """
     sphere, free = {
         1: (0.82344787, 0.70569645),
         2: (0.71097561, 0.52210605),
         3: (0.06386001, 0.13501889),
     }[n]
     if n != 1:
-        found = path(sgd.models.sequence_single_index(tokens=n), [[0.2]], [[1.0]], 0.1, times=[1.0])
-        np.testing.assert_allclose(found.M.values.ravel(), sphere, atol=6e-9)
+        result = solve(
+            sgd.models.sequence_single_index(tokens=n), [[0.2]], [[1.0]], 0.1, times=[1.0]
+        )
+        np.testing.assert_allclose(result.M.values.ravel(), sphere, atol=6e-9)
     problem = sgd.models.sequence_single_index(tokens=n, constraint=None)
-    found = path(problem, [[0.2]], [[1.0]], 0.1, times=[1.0])
-    np.testing.assert_allclose(found.M.values.ravel(), free, atol=6e-9)
+    result = solve(problem, [[0.2]], [[1.0]], 0.1, times=[1.0])
+    np.testing.assert_allclose(result.M.values.ravel(), free, atol=6e-9)
     noisy, m, q, lr, v = problem.replace(noise=0.3), 0.2, 0.7, 0.1, 0.3
     state = {"M": np.full((1, 1, 1), m), "Q": np.full((1, 1, 1), q), "a": np.ones(1)}
     quadrature = sgd.functional.quadrature(noisy, sgd.start(noisy, M=[[m]], Q=[[q]]))
@@ -84,13 +93,13 @@ def test_reference_values_of_sequences(n):
 
 
 def test_reference_values_of_rules():
-    """The risk of the perceptron is the probability of an error, and with it exit times are defined."""
+    """The perceptron and the GAN follow reference values; the perceptron's risk is acos(rho)/pi."""
     rule = sgd.models.perceptron()
-    found = path(rule, [[0.2]], [[1.0]], 1.0, alpha=[0, 5.0, 100.0])
-    cosine = found.M.values[0, :, 0, 0] / np.sqrt(found.Q.values[0, :, 0, 0])
-    np.testing.assert_allclose(found.risk.values[0], np.arccos(cosine) / np.pi, atol=1e-12)
-    np.testing.assert_allclose(found.risk.values[0, 1:], [0.16696271, 0.05943050], atol=6e-9)
-    gan = path(sgd.models.gan(), [[0.3], [0.2]], [[1.0, 0.3], [0.3, 1.0]], 1.0, alpha=[20.0])
+    result = solve(rule, [[0.2]], [[1.0]], 1.0, alpha=[0, 5.0, 100.0])
+    cosine = result.M.values[0, :, 0, 0] / np.sqrt(result.Q.values[0, :, 0, 0])
+    np.testing.assert_allclose(result.risk.values[0], np.arccos(cosine) / np.pi, atol=1e-12)
+    np.testing.assert_allclose(result.risk.values[0, 1:], [0.16696271, 0.05943050], atol=6e-9)
+    gan = solve(sgd.models.gan(), [[0.3], [0.2]], [[1.0, 0.3], [0.3, 1.0]], 1.0, alpha=[20.0])
     np.testing.assert_allclose(gan.M.values.ravel(), [1.15041461, 0.31962460], atol=6e-9)
     np.testing.assert_allclose(
         gan.Q.values.ravel(), [1.92895863, 0.21245426, 0.21245426, 1.02769447], atol=6e-9
@@ -104,34 +113,43 @@ def test_reference_values_of_rules():
         (
             "hebb",
             lambda a: 0.39894228 * a**-0.5,
-            1e3,
-        ),  # its row grows like alpha, and beyond 1e6 a Q counts as diverged
+            1e3,  # The row grows like alpha, and a Q beyond 1e6 counts as diverged.
+        ),
         ("perceptron", lambda a: (2 / 3) ** (1 / 3) / np.pi * a ** (-1 / 3), 1e5),
         ("adatron", lambda a: 1.5 / a, 1e5),
     ],
     ids=["hebb", "perceptron", "adatron"],
 )
-def test_late_laws_of_rules(rule, late, end):
+def test_late_errors_of_rules(rule, late, end):
     alpha = np.array([end / 100, end])
-    found = path(sgd.models.perceptron(rule), [[0.2]], [[1.0]], 1.0, alpha=alpha)
-    gap = np.abs(found.risk.values[0] / late(alpha) - 1)
+    result = solve(sgd.models.perceptron(rule), [[0.2]], [[1.0]], 1.0, alpha=alpha)
+    gap = np.abs(result.risk.values[0] / late(alpha) - 1)
     assert gap[1] < 0.02
     assert gap[1] < 0.5 * gap[0]
 
 
 @pytest.mark.slow
 def test_reference_values_of_attention():
-    """Two tokens: to all digits, with and without their correlation; runs within their errors."""
+    """Risks and overlaps for two tokens, with and without correlation, agree with reference values.
+
+    Direct runs agree with those of an independent simulation within their standard errors.
+    """
     M, Q = [[0.3, 0.1], [-0.2, 0.4]], [[1.0, 0.2], [0.2, 0.8]]
-    free = path(sgd.models.attention(noise=0.1), M, Q, 1.0, times=[0, 1, 2, 10])
+    free = solve(sgd.models.attention(noise=0.1), M, Q, 1.0, times=[0, 1, 2, 10])
     np.testing.assert_allclose(
         free.excess_risk.values[0], [0.36354539, 0.23755718, 0.17765431, 0.06585732], atol=6e-9
     )
     problem = sgd.models.attention(noise=0.1, token_correlation=0.4)
-    found = path(problem, M, Q, 1.0, times=[0, 2])
-    np.testing.assert_allclose(found.excess_risk.values[0], [0.39920166, 0.13783400], atol=6e-9)
-    np.testing.assert_allclose(np.diag(found.Q.values[0, 1]), [0.95829417, 0.93543692], atol=6e-9)
-    np.testing.assert_allclose(np.diag(found.M.values[0, 1]), [0.35448428, 0.82758116], atol=6e-9)
+    correlated = solve(problem, M, Q, 1.0, times=[0, 2])
+    np.testing.assert_allclose(
+        correlated.excess_risk.values[0], [0.39920166, 0.13783400], atol=6e-9
+    )
+    np.testing.assert_allclose(
+        np.diag(correlated.Q.values[0, 1]), [0.95829417, 0.93543692], atol=6e-9
+    )
+    np.testing.assert_allclose(
+        np.diag(correlated.M.values[0, 1]), [0.35448428, 0.82758116], atol=6e-9
+    )
     runs = sgd.simulate(
         problem,
         sgd.OnePassSGD(lr=1.0),
@@ -143,20 +161,21 @@ def test_reference_values_of_attention():
     )
     direct = {"Q": ([0.9562, 0.9300], [0.0015, 0.0053]), "M": ([0.3550, 0.8251], [0.0015, 0.0029])}
     for name, (values, errors) in direct.items():
-        one = np.einsum("rii->ri", runs[name].values[:, 1])
+        diagonals = np.einsum("rii->ri", runs[name].values[:, 1])
         assert np.all(
-            np.abs(one.mean(axis=0) - values)
-            <= Z * np.hypot(one.std(axis=0, ddof=1) / np.sqrt(len(one)), errors)
+            np.abs(diagonals.mean(axis=0) - values)
+            <= Z * np.hypot(diagonals.std(axis=0, ddof=1) / np.sqrt(len(diagonals)), errors)
         )
 
 
 @pytest.mark.slow
 def test_reference_values_of_positions():
-    """Four fields that are no polynomials: on a coarse grid, with an error that is true.
+    """The estimated error of expectations on a coarse grid bounds the error of the overlaps.
 
-    The attribute is the relative error of the expectations. An error of the drift at one time grows
-    along the plateau as the overlap itself does, so that the overlaps are off by at most the error
-    times the elapsed time times that growth.
+    The loss depends on four fields and is not a polynomial. The attribute is the relative error of
+    the expectations. An error of the drift at one time grows along the plateau as the overlap
+    itself does, so that the error of the overlaps is at most the attribute times the elapsed time
+    times that growth.
     """
     problem = sgd.models.positional_semantic(0.3)
     for start, lr, t, expected in (
@@ -164,7 +183,7 @@ def test_reference_values_of_positions():
         ([0.1, 0.1], 0.5, 10.0, [0.41227154, 0.03118536]),
         ([0.3, 0.3], 0.5, 4.0, [0.50204241, 0.16634666]),
     ):
-        result = path(problem, [start], [[1.0]], lr, times=[t])
+        result = solve(problem, [start], [[1.0]], lr, times=[t])
         overlaps, error = result.M.values.ravel(), result.attrs["error_quadrature"]
         growth = np.max(overlaps) / start[0]
         assert np.all(np.abs(overlaps - expected) <= error * t * growth)
@@ -174,35 +193,37 @@ def test_reference_values_of_positions():
 
 @pytest.mark.slow
 def test_growth_of_positions():
-    """The two rates at the origin, by the drift at small overlaps."""
+    """The drift at small overlaps has the two growth rates of the documented formulas."""
     problem, small = sgd.models.positional_semantic(0.9, encoding=2.0), 0.01
-    begin = sgd.start(problem, M=[[small, small]], Q=[[1.0]])
+    start = sgd.start(problem, M=[[small, small]], Q=[[1.0]])
     with jax.enable_x64(True):
-        quadrature = sgd.functional.quadrature(problem, begin)
-        whole = jax.jit(
+        quadrature = sgd.functional.quadrature(problem, start)
+        compiled_drift = jax.jit(
             partial(sgd.functional.drift, problem.structure, lr=0.0, quadrature=quadrature)
         )
-        drift = whole(problem.parameters, sgd.functional.state(begin))
+        drift = compiled_drift(problem.parameters, sgd.functional.state(start))
     rates = np.asarray(drift["M"]).ravel() / small
     np.testing.assert_allclose(
         rates, [0.2205022 * 0.1, 4 * (-0.1332601 + 0.1533972 * 0.9)], atol=1e-3
     )
 
 
-def test_what_a_model_does_not_read_can_be_asked_for():
-    """The expectation of another function of the sample than the loss: the signals of an autoencoder, which its loss never sees."""
+def test_expectations_of_signals_that_the_loss_ignores():
+    """`expect` of an autoencoder has the second moments of its signals, which its loss ignores."""
     problem = sgd.models.autoencoder(spikes=(3.0,))
-    begin = sgd.start(problem, M=[[0.3], [0.4]], Q=[[1.0, 0.2], [0.2, 0.8]])
-    found = sgd.expect(
-        begin,
+    start = sgd.start(problem, M=[[0.3], [0.4]], Q=[[1.0, 0.2], [0.2, 0.8]])
+    estimate = sgd.expect(
+        start,
         lambda fields, signals, head, draws: jnp.array(
             [signals[0] ** 2, signals[0] * fields[1], draws["g"][0] ** 2]
         ),
         problem,
     )
     expected = [1 + 3.0, 0.4 * (1 + 3.0), 1.0]
-    assert np.all(np.abs(found.values[0] - expected) <= 8 * found.standard_error.values[0] + 1e-9)
-    assert np.all(found.standard_error.values < 0.05)
+    assert np.all(
+        np.abs(estimate.values[0] - expected) <= 8 * estimate.standard_error.values[0] + 1e-9
+    )
+    assert np.all(estimate.standard_error.values < 0.05)
 
 
 def test_sequence_information_exponent():
@@ -228,37 +249,40 @@ def test_sequence_information_exponent():
 
 @pytest.mark.slow
 def test_no_warning_where_growth_is_of_higher_order():
-    """A product of three tokens has no linear growth at m = 0, and is learned all the same."""
+    """Exit times of a product of three tokens give no warning.
+
+    The overlap does not grow linearly at m = 0, yet the product is learned.
+    """
     problem = sgd.models.sequence_single_index(tokens=3)
-    found = sgd.exit_time(
+    exit_times = sgd.exit_time(
         problem,
         sgd.OnePassSGD(lr=0.01),
         sgd.start(problem, M=[[0.3]], Q=[[1.0]]),
         criterion="overlap",
         threshold=0.5,
     )
-    assert 0.3 < found.mean < 1.5
+    assert 0.3 < exit_times.mean < 1.5
 
 
 def test_sweeps_and_files():
-    """A number of a model varies in a sweep, also inside a dictionary; a problem file states a model."""
-    begin = {"M": [[0.3], [0.2]], "Q": [[1.0, 0.3], [0.3, 1.0]]}
+    """Arguments of a model vary in sweeps, also in dictionaries, and problem files name models."""
+    start = {"M": [[0.3], [0.2]], "Q": [[1.0, 0.3], [0.3, 1.0]]}
     swept = sgd.sweep(
         "solve_ode",
         problem=sgd.models.gan({"discriminator": 0.2, "generator": 0.04}),
         algorithm=sgd.OnePassSGD(lr=1.0),
-        start=begin,
+        start=start,
         alpha=[5.0],
         over={"noise": [0.5, 1.0], "problem.rates.generator": [0.04, 0.1]},
     )
-    one = path(
-        sgd.models.gan({"generator": 0.1}, noise=0.5), begin["M"], begin["Q"], 1.0, alpha=[5.0]
+    single = solve(
+        sgd.models.gan({"generator": 0.1}, noise=0.5), start["M"], start["Q"], 1.0, alpha=[5.0]
     )
     np.testing.assert_allclose(
-        swept.M.sel(noise=0.5, generator=0.1).values.ravel(), one.M.values.ravel(), rtol=1e-7
+        swept.M.sel(noise=0.5, generator=0.1).values.ravel(), single.M.values.ravel(), rtol=1e-7
     )
     assert len(np.unique(np.round(swept.M.values, 6))) == 8
-    made = plan(
+    run = plan(
         {
             "problem": {"kind": "attention", "tokens": 3, "noise": 0.1, "token_correlation": 0.2},
             "algorithm": {"kind": "OnePassSGD", "lr": 1.0},
@@ -266,30 +290,30 @@ def test_sweeps_and_files():
             "run": {"methods": ["exact"], "times": [0, 1], "dimension": 20, "runs": 2},
         }
     )
-    assert made.problem == sgd.models.attention(3, noise=0.1, token_correlation=0.2)
+    assert run.problem == sgd.models.attention(3, noise=0.1, token_correlation=0.2)
 
 
-def gained(fields, signals, head, noise_draw, parameters):
+def gain_loss(fields, signals, head, noise_draw, parameters):
     return 0.5 * (fields[0] - parameters["gain"] * signals[0]) ** 2
 
 
 @sgd.models.model
-def amplified(gain=2.0):
-    return sgd.Problem(gained, width=1, signals=1, parameters={"gain": gain})
+def amplifier(gain=2.0):
+    return sgd.Problem(gain_loss, width=1, signals=1, parameters={"gain": gain})
 
 
-def test_a_model_of_ones_own():
-    problem = amplified(3.0)
-    assert problem_from({"kind": "amplified", "gain": 3.0}) == problem
-    assert problem.replace(gain=1.0).describe() == {"kind": "amplified", "gain": 1.0}
-    found = path(problem, [[0.0]], [[1.0]], 0.0, times=[2.0])
-    np.testing.assert_allclose(found.M.values.ravel(), 3 * (1 - np.exp(-2)), rtol=1e-7)
-    assert sgd.problem_of(found) == problem
-    MODELS.pop("amplified")
+def test_a_user_defined_model():
+    problem = amplifier(3.0)
+    assert problem_from({"kind": "amplifier", "gain": 3.0}) == problem
+    assert problem.replace(gain=1.0).describe() == {"kind": "amplifier", "gain": 1.0}
+    result = solve(problem, [[0.0]], [[1.0]], 0.0, times=[2.0])
+    np.testing.assert_allclose(result.M.values.ravel(), 3 * (1 - np.exp(-2)), rtol=1e-7)
+    assert sgd.problem_of(result) == problem
+    MODELS.pop("amplifier")
 
 
 @pytest.mark.parametrize(
-    ("make", "says"),
+    ("make", "message"),
     [
         (lambda: sgd.models.attention(1), "tokens = 1"),
         (lambda: sgd.models.attention(noise=-1.0), "noise = -1.0"),
@@ -307,6 +331,6 @@ def test_a_model_of_ones_own():
         (lambda: problem_from({"kind": "attention", "token": 2}), "tokens"),
     ],
 )
-def test_bad_input(make, says):
-    with pytest.raises(ValueError, match=says):
+def test_bad_input(make, message):
+    with pytest.raises(ValueError, match=message):
         make()

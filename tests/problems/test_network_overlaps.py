@@ -1,4 +1,4 @@
-"""Overlaps of real networks: every kind of array, every scaling, and what is refused."""
+"""Overlaps of real networks: all types of arrays, all scalings, and bad input."""
 
 from __future__ import annotations
 
@@ -12,16 +12,14 @@ from sgdynamics.problems.network_overlaps import overlaps_of
 
 RNG = np.random.default_rng(0)
 P, K, D = 3, 2, 40
-W, TEACHER, HEAD = (
-    RNG.normal(size=(P, D)) / D**0.5,
-    RNG.normal(size=(K, D)) / D**0.5,
-    RNG.normal(size=P),
-)
+W = RNG.normal(size=(P, D)) / D**0.5
+TEACHER = RNG.normal(size=(K, D)) / D**0.5
+HEAD = RNG.normal(size=P)
 GRAM = TEACHER @ TEACHER.T
 
 
 class Tensor:
-    """What a PyTorch tensor that requires a gradient and lives on a device looks like from outside."""
+    """A stand-in for a PyTorch tensor that requires a gradient and is on a GPU."""
 
     def __init__(self, value, attached=True, far=True):
         self.value, self.attached, self.far = value, attached, far
@@ -55,82 +53,103 @@ def problem(**options):
     ids=["numpy", "jax", "tensor", "lists"],
 )
 def test_every_kind_of_array(kind):
-    exact = 1e-12 if kind is not jnp.asarray else 1e-6  # JAX arrays are single precision here
-    found = overlaps_of(kind(W), kind(TEACHER), kind(HEAD), problem())
-    np.testing.assert_allclose(found.M[0], W @ TEACHER.T, atol=exact)
-    np.testing.assert_allclose(found.Q[0], W @ W.T, atol=exact)
-    np.testing.assert_allclose(found.a[0], HEAD, atol=exact)
-    assert found.M_blocks.shape == (1, 1, P, K)
+    tolerance = (
+        1e-12 if kind is not jnp.asarray else 1e-6
+    )  # JAX arrays are single precision by default
+    start = overlaps_of(kind(W), kind(TEACHER), kind(HEAD), problem())
+    np.testing.assert_allclose(start.M[0], W @ TEACHER.T, atol=tolerance)
+    np.testing.assert_allclose(start.Q[0], W @ W.T, atol=tolerance)
+    np.testing.assert_allclose(start.a[0], HEAD, atol=tolerance)
+    assert start.M_blocks.shape == (1, 1, P, K)
 
 
-def test_pytorch_itself():
+def test_pytorch():
     torch = pytest.importorskip("torch")
     layer = torch.nn.Linear(D, P, bias=False)
-    second = torch.nn.Linear(P, 1, bias=False).to(torch.bfloat16)  # NumPy knows no such numbers
-    found = overlaps_of(layer.weight, torch.tensor(TEACHER), second.weight, problem())
+    head = torch.nn.Linear(P, 1, bias=False).to(torch.bfloat16)  # NumPy has no bfloat16
+    start = overlaps_of(layer.weight, torch.tensor(TEACHER), head.weight, problem())
     rows = layer.weight.detach().numpy().astype(float)
-    np.testing.assert_allclose(found.M[0], rows @ TEACHER.T, atol=1e-12)
-    np.testing.assert_allclose(found.a[0], second.weight.detach().float().numpy()[0], atol=1e-12)
+    np.testing.assert_allclose(start.M[0], rows @ TEACHER.T, atol=1e-12)
+    np.testing.assert_allclose(start.a[0], head.weight.detach().float().numpy()[0], atol=1e-12)
 
 
 def test_runs_and_blocks():
-    many = RNG.normal(size=(5, P, D))
-    found = overlaps_of(many, TEACHER, RNG.normal(size=(5, 1, P)))
-    assert found.runs == 5
-    np.testing.assert_allclose(found.Q[3], many[3] @ many[3].T, atol=1e-12)
-    np.testing.assert_allclose(found.M[3], many[3] @ TEACHER.T, atol=1e-12)
-    first, rest = TEACHER[:, :10], TEACHER[:, 10:]
+    rows = RNG.normal(size=(5, P, D))
+    start = overlaps_of(rows, TEACHER, RNG.normal(size=(5, 1, P)))
+    assert start.runs == 5
+    np.testing.assert_allclose(start.Q[3], rows[3] @ rows[3].T, atol=1e-12)
+    np.testing.assert_allclose(start.M[3], rows[3] @ TEACHER.T, atol=1e-12)
+    first, second = TEACHER[:, :10], TEACHER[:, 10:]
     blocks = sgd.TeacherStudent(
         width=P,
         teacher_width=K,
         covariance=[(0.5, 0.25), (2.0, 0.75)],
-        teacher_gram=np.stack([first @ first.T, rest @ rest.T]),
+        teacher_gram=np.stack([first @ first.T, second @ second.T]),
     )
-    split = overlaps_of(many, TEACHER, problem=blocks)
-    np.testing.assert_allclose(split.M_blocks[2, 0], many[2][:, :10] @ first.T, atol=1e-12)
+    split = overlaps_of(rows, TEACHER, problem=blocks)
+    np.testing.assert_allclose(split.M_blocks[2, 0], rows[2][:, :10] @ first.T, atol=1e-12)
     np.testing.assert_allclose(
-        split.Q_blocks[2, 1], many[2][:, 10:] @ many[2][:, 10:].T, atol=1e-12
+        split.Q_blocks[2, 1], rows[2][:, 10:] @ rows[2][:, 10:].T, atol=1e-12
     )
     np.testing.assert_allclose(split.a, 1.0)
 
 
 def test_scalings_give_the_same_network_and_the_same_training():
-    """f = p^-1/2 sum a' s(w'.x/sqrt(d)) with SGD of its own rates eta, eta' moves its overlaps as the library's network does."""
+    """A step of SGD on a network in other units moves its overlaps as in the library's units.
+
+    The network is f = p^(-1/2) sum_i a'_i s(w'_i.x/sqrt(d)), with learning rates eta and eta'.
+    """
     s, out, eta, eta_head = D**-0.5, P**-0.5, 0.7, 0.02
     c = P * out
     lr, head_rate = eta * D * s**2, (eta_head * c**2) / (eta * s**2)
     x, y = RNG.normal(size=D), 0.3
 
-    def theirs(parameters):
+    def own_loss(parameters):
         w, a = parameters
         return (out * jnp.sum(a * jnp.tanh(s * (w @ x))) - y) ** 2 / 2
 
-    def ours(parameters):
+    def library_loss(parameters):
         w, a = parameters
         return (jnp.mean(a * jnp.tanh(w @ x)) - y) ** 2 / 2
 
-    own = (W / s, HEAD / c)
-    begin = overlaps_of(*own[:1], TEACHER / s, own[1], problem(), input_scale=s, output_scale=out)
-    np.testing.assert_allclose(begin.Q[0], W @ W.T, atol=1e-12)
-    np.testing.assert_allclose(begin.a[0], HEAD, atol=1e-12)
+    own_parameters = (W / s, HEAD / c)
+    before = overlaps_of(
+        *own_parameters[:1],
+        TEACHER / s,
+        own_parameters[1],
+        problem(),
+        input_scale=s,
+        output_scale=out,
+    )
+    np.testing.assert_allclose(before.Q[0], W @ W.T, atol=1e-12)
+    np.testing.assert_allclose(before.a[0], HEAD, atol=1e-12)
     with jax.enable_x64(True):
-        np.testing.assert_allclose(theirs(own), ours((W, HEAD)), rtol=1e-12)
-        g, h = jax.grad(theirs)(own), jax.grad(ours)((W, HEAD))
-        moved = (own[0] - eta * np.asarray(g[0]), own[1] - eta_head * np.asarray(g[1]))
+        np.testing.assert_allclose(own_loss(own_parameters), library_loss((W, HEAD)), rtol=1e-12)
+        g, h = jax.grad(own_loss)(own_parameters), jax.grad(library_loss)((W, HEAD))
+        own_after = (
+            own_parameters[0] - eta * np.asarray(g[0]),
+            own_parameters[1] - eta_head * np.asarray(g[1]),
+        )
         expected = (W - lr / D * np.asarray(h[0]), HEAD - head_rate * lr / D * np.asarray(h[1]))
     after = overlaps_of(
-        moved[0], TEACHER, moved[1], problem(), input_scale=s, output_scale=out, teacher_scale=1.0
+        own_after[0],
+        TEACHER,
+        own_after[1],
+        problem(),
+        input_scale=s,
+        output_scale=out,
+        teacher_scale=1.0,
     )
     np.testing.assert_allclose(after.Q[0], expected[0] @ expected[0].T, atol=1e-12)
     np.testing.assert_allclose(after.M[0], expected[0] @ TEACHER.T, atol=1e-12)
     np.testing.assert_allclose(after.a[0], expected[1], atol=1e-12)
 
 
-def test_a_mixture_has_no_one_over_p():
+def test_the_output_of_a_mixture_is_not_divided_by_p():
     mixture = sgd.GaussianMixture("binary", width=P, snr=4.0)
-    found = overlaps_of(W, np.eye(D)[:1], HEAD, mixture, output_scale=0.5)
-    np.testing.assert_allclose(found.a[0], 0.5 * HEAD)
-    np.testing.assert_allclose(found.M[0, :, 0], W[:, 0])
+    start = overlaps_of(W, np.eye(D)[:1], HEAD, mixture, output_scale=0.5)
+    np.testing.assert_allclose(start.a[0], 0.5 * HEAD)
+    np.testing.assert_allclose(start.M[0, :, 0], W[:, 0])
     with pytest.raises(ValueError, match="orthonormal means"):
         overlaps_of(W, 2 * np.eye(D)[:1], HEAD, mixture)
 
@@ -138,7 +157,7 @@ def test_a_mixture_has_no_one_over_p():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((W.T, TEACHER), "transpose"),
+        ((W.T, TEACHER), r"give both with the shape \(rows, inputs\)"),
         ((W, TEACHER[:1], None, problem()), "teacher has 1 rows"),
         ((W[:2], TEACHER, None, problem()), "weights has 2 rows"),
         ((W, TEACHER * 1.01, None, problem()), "teacher_gram = teacher @ teacher.T"),
@@ -148,7 +167,7 @@ def test_a_mixture_has_no_one_over_p():
         ((W + 1j, TEACHER), "real numbers"),
         ((W[0], TEACHER), "units x inputs"),
         (("weights", TEACHER), "array of numbers"),
-        ((np.stack([W] * 3), np.stack([TEACHER] * 2)), "one teacher, or one a run"),
+        ((np.stack([W] * 3), np.stack([TEACHER] * 2)), "one teacher, or one per run"),
         ((np.stack([W] * 2), np.stack([TEACHER, 2 * TEACHER])), "between runs"),
         ((W, TEACHER, None, problem(constraint="sphere")), "keeps rows of norm 1"),
     ],
@@ -159,6 +178,6 @@ def test_bad_input(arguments, message):
 
 
 def test_single_precision_is_accepted():
-    found = overlaps_of(W.astype(np.float32), TEACHER.astype(np.float32), HEAD, problem())
-    np.testing.assert_allclose(found.Q[0], W @ W.T, atol=1e-6)
-    np.testing.assert_allclose(found.M[0], W @ TEACHER.T, atol=1e-6)
+    start = overlaps_of(W.astype(np.float32), TEACHER.astype(np.float32), HEAD, problem())
+    np.testing.assert_allclose(start.Q[0], W @ W.T, atol=1e-6)
+    np.testing.assert_allclose(start.M[0], W @ TEACHER.T, atol=1e-6)

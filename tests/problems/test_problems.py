@@ -1,4 +1,4 @@
-"""Problems, activations and starts: exact laws, and errors that name argument, value and fix."""
+"""Problems, activations and starts: exact laws, and messages with argument, value and fix."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def test_kinks_are_measured():
     assert leaky.jumps(1) == pytest.approx((np.exp(0.5) - 0.2,), rel=1e-9)
 
 
-def test_a_very_wide_network_is_tried_on_as_many_samples_as_there_is_room_for(monkeypatch):
+def test_very_wide_networks_are_tried_on_fewer_samples(monkeypatch):
     shapes = []
     compiled = trial._compiled
 
-    def watched(structure, parameters, fields, *more):
+    def record_shape(structure, parameters, fields, *arguments):
         shapes.append(fields.shape)
-        return compiled(structure, parameters, fields, *more)
+        return compiled(structure, parameters, fields, *arguments)
 
-    monkeypatch.setattr(trial, "_compiled", watched)
-    monkeypatch.setattr(trial, "MOST_NUMBERS", 640)
+    monkeypatch.setattr(trial, "_compiled", record_shape)
+    monkeypatch.setattr(trial, "MOST_NORMALS", 640)
     trial._normals.cache_clear()
     for width in (5, 100):
         sgd.Problem(
@@ -50,7 +50,10 @@ def test_a_very_wide_network_is_tried_on_as_many_samples_as_there_is_room_for(mo
 
 
 def test_random_start_has_the_law_of_random_rows():
-    """Overlaps of explicit Gaussian rows at d = 9 against the Bartlett draw, free, on the sphere and orthonormal."""
+    """The overlaps of `random_start` have the law of those of explicit Gaussian rows at d = 9.
+
+    The rows are free, on the sphere or orthonormal.
+    """
     d, runs = 9, 4000
     generator = np.random.default_rng(0)
     for constraint, orthogonal in ((None, False), ("sphere", False), (None, True)):
@@ -63,9 +66,8 @@ def test_random_start_has_the_law_of_random_rows():
             rows /= np.linalg.norm(rows, axis=2, keepdims=True)
         if orthogonal:
             rows = np.swapaxes(np.linalg.qr(np.swapaxes(rows, 1, 2))[0], 1, 2)
-            rows *= generator.choice(
-                [-1.0, 1.0], size=(runs, 3, 1)
-            )  # QR fixes signs, the uniform law has none
+            # QR fixes the signs of the rows; in the uniform law they are random.
+            rows *= generator.choice([-1.0, 1.0], size=(runs, 3, 1))
         teacher = np.zeros((2, d))
         teacher[:, :2] = np.linalg.cholesky(problem.gram[0])
         M, Q = rows @ teacher.T, rows @ np.swapaxes(rows, 1, 2)
@@ -74,24 +76,20 @@ def test_random_start_has_the_law_of_random_rows():
                 same_law(drawn.M[:, i, r], M[:, i, r], f"M{i}{r}")
             for j in range(i + 1):
                 same_law(drawn.Q[:, i, j], Q[:, i, j], f"Q{i}{j}")
-        # a joint statistic: what the Gram matrix of all says
+        # a statistic of all overlaps together
         volume = np.linalg.det(drawn.Q + drawn.M @ np.swapaxes(drawn.M, 1, 2))
         same_law(volume, np.linalg.det(Q + M @ np.swapaxes(M, 1, 2)), "volume")
 
 
 def test_random_start_runs_do_not_depend_on_their_number():
     problem = sgd.TeacherStudent(width=3)
-    many, few = (sgd.random_start(problem, dimension=10**9, runs=runs, seed=5) for runs in (6, 2))
-    np.testing.assert_array_equal(many.Q[:2], few.Q)
-    np.testing.assert_allclose(np.diagonal(many.Q, axis1=1, axis2=2), 1.0, atol=3e-4)
-    assert (
-        stats.kstest(
-            sgd.random_start(problem, dimension=10**9, runs=400, seed=1).M[:, :, 0].ravel()
-            * np.sqrt(1e9),
-            "norm",
-        ).pvalue
-        > 1e-6
+    six_runs, two_runs = (
+        sgd.random_start(problem, dimension=10**9, runs=runs, seed=5) for runs in (6, 2)
     )
+    np.testing.assert_array_equal(six_runs.Q[:2], two_runs.Q)
+    np.testing.assert_allclose(np.diagonal(six_runs.Q, axis1=1, axis2=2), 1.0, atol=3e-4)
+    overlaps = sgd.random_start(problem, dimension=10**9, runs=400, seed=1).M[:, :, 0].ravel()
+    assert stats.kstest(overlaps * np.sqrt(1e9), "norm").pvalue > 1e-6
 
 
 def test_random_start_scale_and_blocks():
@@ -101,9 +99,7 @@ def test_random_start_scale_and_blocks():
     np.testing.assert_allclose(
         drawn.Q_blocks[0, 0].diagonal() / drawn.Q[0].diagonal(), 0.25, rtol=0.05
     )
-    assert problem.block_dimensions(10).tolist() == [3, 7] or problem.block_dimensions(
-        10
-    ).tolist() == [2, 8]
+    assert problem.block_dimensions(10).tolist() in ([3, 7], [2, 8])
     assert problem.block_dimensions(41).sum() == 41
 
 
@@ -115,11 +111,13 @@ def test_a_problem_does_not_change():
         problem.noise = 0.5
 
 
-GOOD = dict(width=2, activation="square")
+ARGUMENTS = dict(width=2, activation="square")
 
 
-def start_of(**options):
-    return sgd.start(sgd.TeacherStudent(**GOOD), **{"M": [[0.1], [0.1]], "Q": np.eye(2), **options})
+def make_start(**options):
+    return sgd.start(
+        sgd.TeacherStudent(**ARGUMENTS), **{"M": [[0.1], [0.1]], "Q": np.eye(2), **options}
+    )
 
 
 BAD = {
@@ -176,20 +174,20 @@ BAD = {
     "lr": (lambda: sgd.OnePassSGD(lr=-0.1), "lr = -0.1"),
     "batch": (lambda: sgd.OnePassSGD(batch=0), "batch = 0"),
     "M and Q that do not fit": (
-        lambda: start_of(M=[[2.0], [0.1]]),
+        lambda: make_start(M=[[2.0], [0.1]]),
         r"Omega = \[\[Q, M\], \[M\^T, P\]\] is not a Gram matrix",
     ),
-    "Q not symmetric": (lambda: start_of(Q=[[1.0, 0.2], [0.1, 1.0]]), "not symmetric"),
-    "M shape": (lambda: start_of(M=[[0.1, 0.1]]), r"M has shape \(1, 2\): give \(2, 1\)"),
-    "a shape": (lambda: start_of(a=[1.0]), r"a has shape \(1,\): give shape \(2,\)"),
+    "Q not symmetric": (lambda: make_start(Q=[[1.0, 0.2], [0.1, 1.0]]), "not symmetric"),
+    "M shape": (lambda: make_start(M=[[0.1, 0.1]]), r"M has shape \(1, 2\): give \(2, 1\)"),
+    "a shape": (lambda: make_start(a=[1.0]), r"a has shape \(1,\): give shape \(2,\)"),
     "off the sphere": (
         lambda: sgd.start(
-            sgd.TeacherStudent(**GOOD, constraint="sphere"), M=[[0.1], [0.1]], Q=2 * np.eye(2)
+            sgd.TeacherStudent(**ARGUMENTS, constraint="sphere"), M=[[0.1], [0.1]], Q=2 * np.eye(2)
         ),
         "keeps rows of norm 1",
     ),
     "d too small": (
-        lambda: sgd.random_start(sgd.TeacherStudent(**GOOD), dimension=2),
+        lambda: sgd.random_start(sgd.TeacherStudent(**ARGUMENTS), dimension=2),
         r"dimension = 2.*Use 3 or more",
     ),
 }
@@ -217,57 +215,57 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_bad_calls_are_refused_before_anything_compiles(name):
+def test_bad_calls_raise_before_anything_compiles(name):
     options, message = CALLS[name]
-    problem = sgd.TeacherStudent(**GOOD)
+    problem = sgd.TeacherStudent(**ARGUMENTS)
     with pytest.raises(ValueError, match=message):
-        sgd.simulate(problem, sgd.OnePassSGD(), start_of(), **{"dimension": 50, **options})
+        sgd.simulate(problem, sgd.OnePassSGD(), make_start(), **{"dimension": 50, **options})
 
 
 def test_more_bad_calls():
-    problem = sgd.TeacherStudent(**GOOD)
+    problem = sgd.TeacherStudent(**ARGUMENTS)
     with pytest.raises(ValueError, match="gradient flow makes no steps"):
-        sgd.simulate(problem, sgd.OnePassSGD(lr=0), start_of(), times=[1.0], dimension=50)
+        sgd.simulate(problem, sgd.OnePassSGD(lr=0), make_start(), times=[1.0], dimension=50)
     with pytest.raises(ValueError, match="steps= needs a dimension"):
-        sgd.solve_ode(problem, sgd.OnePassSGD(), start_of(), steps=[1])
+        sgd.solve_ode(problem, sgd.OnePassSGD(), make_start(), steps=[1])
     with pytest.raises(ValueError, match="make it from the same problem"):
-        sgd.solve_ode(sgd.TeacherStudent(width=3), sgd.OnePassSGD(), start_of(), times=[1.0])
+        sgd.solve_ode(sgd.TeacherStudent(width=3), sgd.OnePassSGD(), make_start(), times=[1.0])
     with pytest.raises(ValueError, match="give what sgd"):
         sgd.solve_ode(problem, sgd.OnePassSGD(), {"M": 1}, times=[1.0])
 
 
 @pytest.mark.parametrize(
-    "slip",
+    "function",
     [
         lambda z: z[1] * z[2],
         lambda z: z[0] + z[..., 0] ** 2 + z[-3],
         lambda z: jnp.sum(z) * z[2, ...],
     ],
 )
-def test_entries_that_are_not_there_are_refused(slip):
-    """JAX would take the last entry in their place: another problem, without a word."""
+def test_indices_out_of_bounds_raise(function):
+    """JAX would silently use the last entry instead, which states a different problem."""
     with pytest.raises(
         ValueError, match=r"target = .*index (2|-3) is out of bounds for axis 0 with size 2"
     ):
-        sgd.MultiIndex(slip, directions=2, width=2, activation="erf")
+        sgd.MultiIndex(function, directions=2, width=2, activation="erf")
     with pytest.raises(
         ValueError, match=r"loss = .*index (2|-3) is out of bounds for axis 0 with size 2"
     ):
         sgd.Problem(
-            lambda fields, signals, head, noise: (jnp.mean(head * fields) - slip(signals)) ** 2,
+            lambda fields, signals, head, noise: (jnp.mean(head * fields) - function(signals)) ** 2,
             width=2,
             signals=2,
         )
 
 
-def test_functions_of_arrays_are_not_disturbed_by_the_watch():
+def test_array_functions_work_while_indices_are_checked():
     for target in (
         lambda z: (
             2 * z[0]
             - z[-1] ** 2
             + z @ z
             - jnp.dot(z, jnp.ones(2)) / (1 + abs(z[1]))
-            + sum(one for one in z)
+            + sum(entry for entry in z)
         ),
         lambda z: (
             jnp.where(z > 0, z, -z)[0]
@@ -323,26 +321,26 @@ REPLACED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "given", "changes"), REPLACED)
-def test_replace_is_making_it_anew(kind, given, changes):
-    one = kind(**given)
-    again = kind(**given)
-    assert one == again
-    assert hash(one) == hash(again)
-    other = one.replace(**changes)
-    assert type(other) is kind
-    assert other == kind(**{**given, **changes})
-    assert other != one
-    assert one == again  # it is another one
-    back = pickle.loads(pickle.dumps(one)) if kind is not sgd.Problem else one
-    assert back == one
-    assert back.replace(**changes) == other
+@pytest.mark.parametrize(("kind", "arguments", "changes"), REPLACED)
+def test_replace_equals_construction_with_the_changed_arguments(kind, arguments, changes):
+    original = kind(**arguments)
+    copy = kind(**arguments)
+    assert original == copy
+    assert hash(original) == hash(copy)
+    changed = original.replace(**changes)
+    assert type(changed) is kind
+    assert changed == kind(**{**arguments, **changes})
+    assert changed != original
+    assert original == copy  # `replace` did not change the original
+    unpickled = pickle.loads(pickle.dumps(original)) if kind is not sgd.Problem else original
+    assert unpickled == original
+    assert unpickled.replace(**changes) == changed
     with pytest.raises(ValueError, match="has no 'nosie'"):
-        one.replace(nosie=0.1)
+        original.replace(nosie=0.1)
 
 
 def test_replace_checks_and_suggests():
-    problem = sgd.TeacherStudent(4, 2, "erf", noise=0.1)  # by position too
+    problem = sgd.TeacherStudent(4, 2, "erf", noise=0.1)  # also with positional arguments
     assert problem.replace(width=3).teacher_width == 2
     with pytest.raises(ValueError, match=r"TeacherStudent has no 'nosie': did you mean 'noise'"):
         problem.replace(nosie=0.1)

@@ -1,4 +1,4 @@
-"""Inputs that are not Gaussian, as docs/howto/data.md states them, against SGD written in NumPy."""
+"""Inputs that are not Gaussian, as in docs/howto/data.md, compared with SGD written in NumPy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ def bits(draws):
 
 
 def hypercube(d):
-    """Three coordinates of +-1 that the label reads, as a block of variance 0 with means; all others Gaussian."""
+    """Return a problem whose label reads three coordinates of +-1; all others are Gaussian.
+
+    The three coordinates are a block of variance 0, whose means are random.
+    """
     gram = np.stack([np.eye(3), np.zeros((3, 3))])
     inputs = sgd.Spectrum([0.0, 1.0], [3, d - 3], target=gram)
     draws = {"bits": ("bernoulli", 0.5, 3)}
@@ -37,8 +40,11 @@ def sign_of_s(draws):
     return 2 * draws["s"][None] - 1
 
 
-def whitened(d):
-    """One direction of +-1, of mean 0 and variance 1 as all others: only fourth cumulants differ."""
+def spin_direction(d):
+    """Return a problem with one coordinate of +-1; all others are Gaussian.
+
+    All have mean 0 and variance 1, so that only fourth cumulants differ from those of a Gaussian.
+    """
     inputs = sgd.Spectrum([0.0, 1.0], [1, d - 1], target=[1.0, 0.0])
     draws = {"s": ("bernoulli", 0.5)}
     return sgd.Problem(
@@ -50,7 +56,10 @@ SPREADS = (0.5, 1.5)
 
 
 def two_spreads(fields, signals, head, draws):
-    """Logistic loss of a linear unit: the first input is standard normal, the second is the mean of the cluster."""
+    """Logistic loss of a linear unit on two clusters of different variance.
+
+    The first input of the sample is standard normal, and the second is the mean of the cluster.
+    """
     spread = jnp.where(draws["cluster"] == 0, *SPREADS)
     label = jnp.where(draws["cluster"] == 0, 1.0, -1.0)
     return jax.nn.softplus(-label * (spread * fields[0, 0] + fields[0, 1]))
@@ -73,7 +82,7 @@ def unequal_clusters():
 
 
 def numpy_runs(kind, rows, steps, generator):
-    """SGD in d dimensions; rows (runs, d) with the signals along the first axes."""
+    """Return the rows (runs, d) after steps of SGD; the signals are along the first axes."""
     w = rows.copy()
     runs, d = w.shape
     for _ in range(steps):
@@ -97,21 +106,21 @@ def numpy_runs(kind, rows, steps, generator):
     return w
 
 
-def stated(kind, d):
-    """The problem, its start, and a row in d dimensions with the overlaps of that start."""
+def reference_case(kind, d):
+    """Return a problem, its start, and a row in d dimensions with the overlaps of that start."""
     if kind == "hypercube":
-        problem, along, rest = hypercube(d), np.array([0.3, 0.1, -0.2]), 0.6
+        problem, coordinates, orthogonal_norm = hypercube(d), np.array([0.3, 0.1, -0.2]), 0.6
         blocks = (
-            np.stack([along[None], np.zeros((1, 3))]),
-            np.array([[[along @ along]], [[rest**2]]]),
+            np.stack([coordinates[None], np.zeros((1, 3))]),
+            np.array([[[coordinates @ coordinates]], [[orthogonal_norm**2]]]),
         )
     elif kind == "whitened":
-        problem, along, rest = whitened(d), np.array([0.6]), 0.8
+        problem, coordinates, orthogonal_norm = spin_direction(d), np.array([0.6]), 0.8
         blocks = np.array([[[0.6]], [[0.0]]]), np.array([[[0.36]], [[0.64]]])
     else:
-        problem, along, rest = unequal_clusters(), np.array([0.6]), 0.8
+        problem, coordinates, orthogonal_norm = unequal_clusters(), np.array([0.6]), 0.8
         blocks = np.array([[0.6]]), np.array([[1.0]])
-    row = np.concatenate([along, [rest], np.zeros(d - len(along) - 1)])
+    row = np.concatenate([coordinates, [orthogonal_norm], np.zeros(d - len(coordinates) - 1)])
     return problem, sgd.start(problem, M=blocks[0], Q=blocks[1]), row
 
 
@@ -121,7 +130,7 @@ KINDS = ("hypercube", "whitened", "clusters")
 @pytest.mark.parametrize("kind", slow(KINDS, ("hypercube", "clusters")))
 def test_chains_have_the_law_of_sgd_in_numpy(kind):
     d, steps, runs = 20, 60, 1000
-    problem, start, row = stated(kind, d)
+    problem, start, row = reference_case(kind, d)
     chain = sgd.simulate(
         problem, sgd.OnePassSGD(lr=LR), start, steps=[0, steps], dimension=d, runs=runs, seed=1
     )
@@ -134,9 +143,9 @@ def test_chains_have_the_law_of_sgd_in_numpy(kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_theory_has_the_mean_of_sgd_in_numpy(kind):
-    """At d = 800 the mean of 200 runs is the ODE's to 4.9 standard errors and 1/d."""
+    """At d = 800 the ODE agrees with the mean of 200 runs to 4.9 standard errors and 5/d."""
     d, runs, alpha = 800, 200, 2.0
-    problem, start, row = stated(kind, d)
+    problem, start, row = reference_case(kind, d)
     path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=LR), start, alpha=[0, alpha])
     w = numpy_runs(kind, np.broadcast_to(row, (runs, d)), int(alpha * d), np.random.default_rng(2))
     for name, values in (("M", w[:, 0]), ("Q", np.sum(w**2, axis=1))):
@@ -144,7 +153,7 @@ def test_theory_has_the_mean_of_sgd_in_numpy(kind):
         assert abs(values.mean() - expected) <= Z * values.std() / np.sqrt(runs) + 5 / d, name
 
 
-def test_a_spectrum_takes_variance_zero():
+def test_a_spectrum_may_have_eigenvalue_zero():
     spectrum = sgd.Spectrum([0.0, 1.0], [2, 5])
     assert (spectrum.trace, spectrum.dimension) == (5.0, 7)
     with pytest.raises(ValueError, match=r"eigenvalues = .*0 or more, at least one above 0"):

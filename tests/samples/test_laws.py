@@ -1,4 +1,4 @@
-"""Heavy-tailed draws and label noise: quantiles, incomplete moments, stationary states of sign SGD, and what is refused."""
+"""Heavy-tailed draws and label noise: quantiles, moments, states of sign SGD, and bad input."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def linear(noise):
     return sgd.TeacherStudent(width=1, activation="linear", noise=noise)
 
 
-def zero(problem):
+def zero_start(problem):
     return sgd.start(problem, M=[[0.0]], Q=[[0.0]])
 
 
@@ -63,16 +63,16 @@ def test_two_points_between_edges_have_the_moments_of_the_law(name):
             def moment(x, power=power):
                 return (unit * x) ** power * reference.pdf(x)
 
-            truth = integrate.quad(
+            expected = integrate.quad(
                 moment, edges[0] / unit, edges[1] / unit, epsabs=1e-12, limit=500
             )[0]
-            assert sum(w * x**power for x, w in rule) == pytest.approx(truth, abs=2e-8)
+            assert sum(w * x**power for x, w in rule) == pytest.approx(expected, abs=2e-8)
 
 
 def stationary_distance(density, lr):
-    """|w - w*|^2 at which sign SGD of a linear student stands still (Xiao et al. 2024).
+    """Return |w - w*|^2 at the fixed point of sign SGD of a linear student (Xiao et al. 2024).
 
-    By Stein's lemma 4 sqrt(2/pi) R E[density(sqrt(R) u)] = lr, u of N(0, 1).
+    By Stein's lemma R = |w - w*|^2 solves 4 sqrt(2/pi) R E[density(sqrt(R) u)] = lr, u ~ N(0, 1).
     """
 
     def gap(R):
@@ -86,23 +86,26 @@ def stationary_distance(density, lr):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("noise", "reference", "known"),
+    ("noise", "reference", "published"),
     [
         (sgd.labels.cauchy(0.5), stats.cauchy(scale=0.5), 0.43272),
         (sgd.labels.student_t(3.0, 0.5), stats.t(3, scale=0.5), 0.33187),
         (sgd.labels.laplace(0.5), stats.laplace(scale=0.5), 0.32043),
     ],
 )
-def test_sign_sgd_settles_where_the_law_says(noise, reference, known):
-    truth = stationary_distance(reference.pdf, 0.5)
-    assert truth == pytest.approx(known, abs=1e-5)
+def test_stationary_distance_of_sign_sgd(noise, reference, published):
+    expected = stationary_distance(reference.pdf, 0.5)
+    assert expected == pytest.approx(published, abs=1e-5)
     problem = linear(noise)
     result = sgd.solve_ode(
-        problem, sgd.OnePassSGD(lr=0.5, update=sgd.updates.sign()), zero(problem), times=[0.0, 30.0]
+        problem,
+        sgd.OnePassSGD(lr=0.5, update=sgd.updates.sign()),
+        zero_start(problem),
+        times=[0.0, 30.0],
     )
     distance = 1 + float(result.Q[0, -1, 0, 0]) - 2 * float(result.M[0, -1, 0, 0])
     error = result.attrs["error_quadrature"] + result.attrs["error_integrator"]
-    assert abs(distance / truth - 1) < min(1e-4, 5 * error)
+    assert abs(distance / expected - 1) < min(1e-4, 5 * error)
     assert error < 1e-3
     assert np.isinf(result.risk.values).all() == np.isinf(noise.variance)
     assert float(result.excess_risk[0, -1]) == pytest.approx(distance / 2, rel=1e-9)
@@ -110,14 +113,14 @@ def test_sign_sgd_settles_where_the_law_says(noise, reference, known):
 
 @pytest.mark.slow
 def test_clipped_steps_with_heavy_tails_against_direct_runs():
-    """The ODE of clipped SGD with Student t(3) noise against runs in 400 dimensions."""
+    """The ODE of clipped SGD with Student t(3) noise agrees with runs in 400 dimensions."""
     problem = linear(sgd.labels.student_t(3.0, 0.7))
     algorithm = sgd.OnePassSGD(lr=0.6, update=sgd.updates.clipped(1.0))
-    theory = sgd.solve_ode(problem, algorithm, zero(problem), alpha=[0.0, 2.0])
+    theory = sgd.solve_ode(problem, algorithm, zero_start(problem), alpha=[0.0, 2.0])
     runs = sgd.simulate(
         problem,
         algorithm,
-        zero(problem),
+        zero_start(problem),
         alpha=[0.0, 2.0],
         dimension=400,
         runs=400,
@@ -125,16 +128,21 @@ def test_clipped_steps_with_heavy_tails_against_direct_runs():
         seed=3,
     )
     M = runs.M[:, -1, 0, 0].values
-    # finite d moves the mean by order 1/d
+    # At finite d the mean differs by order 1/d.
     assert abs(M.mean() - float(theory.M[0, -1, 0, 0])) < Z * M.std() / np.sqrt(len(M)) + 2 / 400
 
 
 @pytest.mark.slow
 def test_finite_variance_keeps_the_closed_form():
-    """Squared loss: noise enters the ODE by its variance alone, and an own loss with the named draw agrees."""
+    """With the squared loss, label noise enters the ODE only through its variance.
+
+    A user's loss with the same named draw agrees.
+    """
     problem, algorithm = linear(sgd.labels.student_t(5.0, 0.5)), sgd.OnePassSGD(lr=0.2)
-    result = sgd.solve_ode(problem, algorithm, zero(problem), alpha=[0.0, 1.0, 5.0])
-    gaussian = sgd.solve_ode(linear(0.25 * 5 / 3), algorithm, zero(problem), alpha=[0.0, 1.0, 5.0])
+    result = sgd.solve_ode(problem, algorithm, zero_start(problem), alpha=[0.0, 1.0, 5.0])
+    gaussian = sgd.solve_ode(
+        linear(0.25 * 5 / 3), algorithm, zero_start(problem), alpha=[0.0, 1.0, 5.0]
+    )
     np.testing.assert_allclose(result.risk, gaussian.risk, rtol=1e-9)
     own = sgd.Problem(
         lambda f, s, a, z: (f[0] - s[0] - 0.5 * z["e"]) ** 2 / 2,
@@ -142,16 +150,22 @@ def test_finite_variance_keeps_the_closed_form():
         1,
         draws={"e": ("student_t", 5.0)},
     )
-    quadrature = sgd.solve_ode(own, algorithm, zero(own), alpha=[0.0, 1.0, 5.0])
+    quadrature = sgd.solve_ode(own, algorithm, zero_start(own), alpha=[0.0, 1.0, 5.0])
     np.testing.assert_allclose(quadrature.risk, gaussian.risk, rtol=1e-6)
 
 
 def test_noise_of_runs_has_its_law():
-    """One step from zero weights: Q = y^2 |x|^2/d^2 shows the second and the fourth moment of the label."""
+    """One step from zero weights, Q = y^2 |x|^2/d^2, has the moments of labels with this noise."""
     d, runs = 100, 4000
     problem = linear(sgd.labels.laplace(1.0))
     result = sgd.simulate(
-        problem, sgd.OnePassSGD(lr=1.0), zero(problem), steps=[1], dimension=d, runs=runs, seed=5
+        problem,
+        sgd.OnePassSGD(lr=1.0),
+        zero_start(problem),
+        steps=[1],
+        dimension=d,
+        runs=runs,
+        seed=5,
     )
     # E[y^2] = 1 + 2, E[y^2 |x|^2] = 3 d + 2
     Q = result.Q[:, 0, 0, 0].values * d**2
@@ -165,12 +179,12 @@ def test_noise_of_runs_has_its_law():
         abs(trimmed.mean() - expected.mean())
         < Z * trimmed.std() / np.sqrt(runs) + 3 * expected.mean() / d
     )
-    again = sgd.problem_of(result)
-    assert again.describe() == problem.describe()
+    restored = sgd.problem_of(result)
+    assert restored.describe() == problem.describe()
 
 
-def test_infinite_variance_is_refused_where_it_matters():
-    problem, start = linear(sgd.labels.cauchy(0.5)), zero(linear(0.25))
+def test_infinite_variance_raises_for_solvers_without_a_limit():
+    problem, start = linear(sgd.labels.cauchy(0.5)), zero_start(linear(0.25))
     for solve in (
         lambda: sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), start, times=[1.0]),
         lambda: sgd.solve_linear(problem, sgd.OnePassSGD(lr=0.1), start, steps=[1], dimension=50),
@@ -197,12 +211,12 @@ def test_infinite_variance_is_refused_where_it_matters():
 
 
 def test_functions_of_the_pure_layer_reject_infinite_variance():
-    """`functional` raises where the variance is infinite, and is not finite where df is traced."""
-    f, state = sgd.functional, sgd.functional.state(zero(linear(0.25)))
+    """`functional` raises if the variance is infinite, and returns inf if df is traced."""
+    f, state = sgd.functional, sgd.functional.state(zero_start(linear(0.25)))
     heavy = {"cauchy": sgd.labels.cauchy(0.5), "student_t, df = 2": sgd.labels.student_t(2.0, 0.5)}
     for name, law in heavy.items():
         structure, parameters = linear(law).structure, linear(law).parameters
-        for function in (f.risk, f.drift, lambda *given: f.solve(*given, [1.0], lr=0.1)):
+        for function in (f.risk, f.drift, lambda *arguments: f.solve(*arguments, [1.0], lr=0.1)):
             with pytest.raises(ValueError, match=rf"noise = '?{name}'?: its variance is infinite"):
                 function(structure, parameters, state)
     with jax.enable_x64(True):
@@ -220,7 +234,7 @@ def test_runs_with_infinite_variance_report_an_infinite_risk():
     problem = linear(sgd.labels.cauchy(0.5))
     algorithm = sgd.OnePassSGD(lr=0.5, update=sgd.updates.sign())
     result = sgd.simulate(
-        problem, algorithm, zero(problem), steps=[0, 20], dimension=50, method="direct"
+        problem, algorithm, zero_start(problem), steps=[0, 20], dimension=50, method="direct"
     )
     assert np.all(np.isposinf(result.risk))
     assert np.all(np.isfinite(result.excess_risk))

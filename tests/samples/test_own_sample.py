@@ -1,4 +1,4 @@
-"""A distribution of samples implemented outside of the library runs through the whole engine."""
+"""A distribution of samples that is implemented outside of the library works in all solvers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIMENSION, SHIFT = 30, 0.4
 
 
 def exponential(normals):
-    """The exponential variable of the same quantile as a standard normal: -log(1 - Phi(z))."""
+    """Map a normal z to the exponential variable of the same quantile, -log(1 - Phi(z))."""
     return -jax.scipy.special.log_ndtr(-normals)
 
 
@@ -61,7 +61,7 @@ transformed_loss.smooth = True  # not visible from its operations; selects the s
 
 
 def with_structure(problem, **changes):
-    """The problem with another structure; nothing is known of how its loss depends on the draws."""
+    """Return the problem with another structure, without a known dependence on the draws."""
     changed = copy(problem)
     changed.__dict__["structure"] = replace(problem.structure, dependence=None, **changes)
     return changed
@@ -69,7 +69,7 @@ def with_structure(problem, **changes):
 
 @pytest.fixture(scope="module")
 def problems():
-    """The outside sample, and the same law from a normal draw that loss and means transform."""
+    """Problems with a user's sample, and with a normal draw that loss and means transform."""
     inside = with_structure(
         sgd.Problem(
             transformed_loss,

@@ -1,10 +1,10 @@
-"""Activations: a scalar JAX function, where its kinks are, and which closed form it has, if any."""
+"""Activations: scalar JAX functions with their kinks, their names and their derivatives."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -19,12 +19,13 @@ from sgdynamics.base.arrays import Function, Numeric, RealArray
 from sgdynamics.base.progress import warn
 from sgdynamics.base.user_functions import analyse_function, function_identity, validate_function
 
-MOST_COEFFICIENTS = 100  # of a polynomial: expectations of higher powers are beyond float64
+# Largest number of coefficients of a polynomial: expectations of higher powers overflow float64.
+MOST_COEFFICIENTS = 100
 
 
 @dataclass(frozen=True)
 class Activation:
-    """A scalar activation, with the points where it has kinks.
+    """A scalar activation function with its kinks.
 
     Parameters
     ----------
@@ -35,7 +36,7 @@ class Activation:
     name : str, optional
         Name in records and plots.
     coefficients : tuple of float, optional
-        Those of a polynomial, lowest degree first; ``sgd.polynomial`` sets them.
+        Coefficients of a polynomial, lowest degree first. ``sgd.polynomial`` sets them.
     piecewise_degree : int, optional
         Degree of f between its kinks, for an f that is a polynomial there (1 for ReLU). Quadrature
         then needs fewer nodes. Set automatically for a polynomial.
@@ -43,16 +44,16 @@ class Activation:
     Raises
     ------
     ValueError
-        If f is no JAX function of one number, or kinks are not finite.
+        If f is not a JAX function of one number, or kinks are not finite.
 
     Notes
     -----
-    Names that stand for one: linear, square, erf (erf(x/sqrt 2)), relu, tanh, gelu, softplus, sigmoid
-    (1/(1 + exp(-x))), silu (x/(1 + exp(-x))), abs, sign (for teachers), and he2 to he6, the
+    Activations with a name are linear, square, erf (erf(x/sqrt 2)), relu, tanh, gelu, softplus,
+    sigmoid (1/(1 + exp(-x))), silu (x/(1 + exp(-x))), abs, sign (for teachers), and he2 to he6, the
     probabilists' Hermite polynomials without normalisation (he2 = x^2 - 1, he3 = x^3 - 3x,
     E[he_n^2] = n!).
-    Derivatives come from autodiff on the smooth pieces; the jumps of f and f' at the kinks are measured from both sides and enter
-    expectations of f' and f'' as point masses.
+    Derivatives come from automatic differentiation of the smooth pieces. The jumps of f and f' at
+    the kinks are measured from both sides, and enter expectations of f' and f'' as point masses.
 
     Examples
     --------
@@ -67,9 +68,7 @@ class Activation:
     f: Callable[[Any], Any]
     kinks: tuple[float, ...] = ()
     name: str | None = None
-    coefficients: tuple[float, ...] | None = field(
-        default=None
-    )  # of a polynomial, lowest degree first
+    coefficients: tuple[float, ...] | None = None
     piecewise_degree: int | None = None
 
     def __post_init__(self) -> None:
@@ -79,16 +78,17 @@ class Activation:
             )
         object.__setattr__(self, "kinks", validate_kinks(self.kinks))
         if isinstance(self.f, np.ufunc):
+            name = self.f.__name__
             raise checks.reject(
                 "activation",
                 self.f,
-                f"give a JAX function of one number: jnp.{self.f.__name__}, not np.{self.f.__name__}",
+                f"give a JAX function of one number: jnp.{name}, not np.{name}",
             )
         validate_function("activation", self.f, (np.zeros(()),), takes="x", call="one number")
         if self.name is not None and not isinstance(self.name, str):
             raise checks.reject("name", self.name, "give a text, or None")
         if self.coefficients is not None:
-            object.__setattr__(self, "coefficients", _coefficients(self.coefficients))
+            object.__setattr__(self, "coefficients", _validate_coefficients(self.coefficients))
             object.__setattr__(self, "piecewise_degree", self.degree)
         elif self.piecewise_degree is not None:
             degree = checks.integer("piecewise_degree", self.piecewise_degree, 0)
@@ -99,6 +99,7 @@ class Activation:
 
     @property
     def label(self) -> str:
+        """The name of the activation, or that of its function."""
         return self.name or getattr(self.f, "__name__", "activation")
 
     @property
@@ -108,11 +109,11 @@ class Activation:
 
     @property
     def is_named(self) -> bool:
-        """Whether it is one of the activations that have a name in the library."""
+        """Whether the activation is one of those with a name in the library."""
         return NAMED.get(self.name or "") == self
 
     def derivative(self, order: int) -> Callable[[Any], Any]:
-        """The pointwise derivative of the smooth pieces.
+        """Return the pointwise derivative of the smooth pieces.
 
         Parameters
         ----------
@@ -125,11 +126,9 @@ class Activation:
             A JAX function, elementwise on arrays.
         """
         if self.coefficients is not None:
-            coefficients = (
-                np.polynomial.polynomial.polyder(np.asarray(self.coefficients), order)
-                if order
-                else self.coefficients
-            )
+            coefficients = np.asarray(self.coefficients)
+            if order:
+                coefficients = np.polynomial.polynomial.polyder(coefficients, order)
             return lambda x: _horner(tuple(coefficients), x)
         function: Callable[[Any], Any] = self.f
         for _ in range(order):
@@ -142,7 +141,7 @@ class Activation:
         return elementwise
 
     def jumps(self, order: int) -> tuple[float, ...]:
-        """The jump of a derivative at each kink, by extrapolation from both sides.
+        """Return the jump of a derivative at each kink, by extrapolation from both sides.
 
         Parameters
         ----------
@@ -152,7 +151,7 @@ class Activation:
         Returns
         -------
         tuple of float
-            One number a kink.
+            One jump per kink.
         """
         return _jumps(self, order)
 
@@ -162,7 +161,7 @@ class Activation:
         Returns
         -------
         str or dict
-            A name that can be made again, a polynomial's coefficients, or a function's identity.
+            The name, the coefficients of a polynomial, or the identity of a user's function.
         """
         if self.name is not None and self.is_named:
             return self.name
@@ -179,6 +178,11 @@ class Activation:
 
 @lru_cache(maxsize=256)
 def _jumps(activation: Activation, order: int) -> tuple[float, ...]:
+    """Return the jumps of a derivative at the kinks.
+
+    The limit from each side is extrapolated linearly from two points, 2 f(h) - f(2 h), so that the
+    slope of f does not count as a jump.
+    """
     function = activation.derivative(order)
     step = 1e-6
     jumps = []
@@ -191,16 +195,20 @@ def _jumps(activation: Activation, order: int) -> tuple[float, ...]:
     return tuple(jumps)
 
 
-JUMP = 1e-6  # of the largest value or slope: a smaller jump is not worth a warning
-SEARCHED, SEARCH_POINTS, SUSPECTS, BISECTIONS = 10.0, 2001, 8, 30
+# The search for undeclared kinks. Jumps below this share of the largest value give no warning.
+LEAST_JUMP = 1e-6
+# It covers |x| < SEARCH_RANGE with a grid, of which the intervals with the largest changes are
+# bisected.
+SEARCH_RANGE, SEARCH_POINTS, BISECTED_INTERVALS, BISECTIONS = 10.0, 2001, 8, 30
 
 
 @lru_cache(maxsize=256)
 def undeclared_kinks(activation: Activation) -> tuple[float, ...]:
-    """Points within |x| < 10 where f or f' jumps although they are not among the kinks.
+    """Return points with |x| < 10 at which f or f' jumps although they are not declared as kinks.
 
-    Functions of smooth operations alone have none. For any other, the intervals of a grid over which f or f' changes most are bisected
-    towards the larger change: over 1e-11 only a jump remains.
+    Functions of smooth operations alone have none. For all other functions the intervals of a grid
+    over which f or f' changes most are bisected towards the larger change. Over the final length of
+    1e-11 only a jump remains.
     """
     if activation.coefficients is not None or activation.is_named:
         return ()
@@ -215,56 +223,54 @@ def undeclared_kinks(activation: Activation) -> tuple[float, ...]:
 
 
 def _jump_points(function: Callable[[Any], Any]) -> list[float]:
-    """Return the points where a scalar function jumps, by bisection."""
+    """Return the points at which a scalar function jumps, by bisection."""
     function = jax.jit(function)
-    x = np.linspace(-SEARCHED, SEARCHED, SEARCH_POINTS) + 1e-3 * np.sqrt(
-        2
-    )  # kinks are rarely irrational
+    # The irrational shift keeps kinks, which are rarely irrational, off the grid.
+    x = np.linspace(-SEARCH_RANGE, SEARCH_RANGE, SEARCH_POINTS) + 1e-3 * np.sqrt(2)
     values = np.asarray(function(x))
-    changes = np.where(
-        np.isfinite(values[1:]) & np.isfinite(values[:-1]), np.abs(np.diff(values)), 0.0
-    )
-    largest = np.sort(np.argsort(-changes)[:SUSPECTS])
+    is_finite = np.isfinite(values)
+    changes = np.where(is_finite[1:] & is_finite[:-1], np.abs(np.diff(values)), 0.0)
+    largest = np.sort(np.argsort(-changes)[:BISECTED_INTERVALS])
     low, high = x[largest], x[largest + 1]
     at_low, at_high = values[largest], values[largest + 1]
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        at_middle = np.asarray(function(np.resize(middle, len(x))))[
-            : len(middle)
-        ]  # of one shape: one compilation
+        # Padded to the length of the grid, so that the function is compiled for one shape only.
+        padded = np.resize(middle, len(x))
+        at_middle = np.asarray(function(padded))[: len(middle)]
         left = np.abs(at_middle - at_low) >= np.abs(at_high - at_middle)
         high, at_high = np.where(left, middle, high), np.where(left, at_middle, at_high)
         low, at_low = np.where(left, low, middle), np.where(left, at_low, at_middle)
-    size = np.max(np.abs(values[np.isfinite(values)]), initial=0.0)
-    return [
-        float(x)
-        for x, jump in zip((low + high) / 2, np.abs(at_high - at_low), strict=True)
-        if jump > JUMP * size
-    ]
+    largest_value = np.max(np.abs(values[is_finite]), initial=0.0)
+    jumps = np.abs(at_high - at_low)
+    points = (low + high) / 2
+    return [float(point) for point in points[jumps > LEAST_JUMP * largest_value]]
 
 
 def _warn_of_kinks(activation: Activation, argument: str) -> None:
+    """Warn if an activation has kinks that are not declared."""
     points = undeclared_kinks(activation)
     if points:
-        shown = ", ".join(f"{x:g}" for x in points)
-        declared = ", ".join(repr(x) for x in (*activation.kinks, *points))
+        positions = ", ".join(f"{x:g}" for x in points)
+        kinks = ", ".join(repr(x) for x in (*activation.kinks, *points))
         warn(
-            f"{argument} = {activation.label}: it or its derivative jumps at x = {shown}, which is not declared, so expectations will "
-            f"be inaccurate. Use sgd.Activation(f, kinks=({declared},))."
+            f"{argument} = {activation.label}: it or its derivative jumps at x = {positions}, "
+            "which is not declared, so expectations will be inaccurate. Use "
+            f"sgd.Activation(f, kinks=({kinks},))."
         )
 
 
 def validate_kinks(value: object) -> tuple[float, ...]:
-    """Points where a function has a kink, in order; a single number stands for one."""
-    listed = np.atleast_1d(
-        checks.real_array("kinks", value, "give a list of numbers, such as [0.0]")
-    )
-    if listed.ndim != 1 or not np.all(np.isfinite(listed)):
+    """Return the kinks of a function in increasing order, from a list or a single number."""
+    fix = "give a list of numbers, such as [0.0]"
+    kinks = np.atleast_1d(checks.real_array("kinks", value, fix))
+    if kinks.ndim != 1 or not np.all(np.isfinite(kinks)):
         raise checks.reject("kinks", value, "give a list of finite numbers, such as [0.0]")
-    return tuple(np.sort(listed).tolist())
+    return tuple(np.sort(kinks).tolist())
 
 
 def _horner(coefficients: Sequence[float], x: RealArray) -> RealArray:
+    """Evaluate c_0 + c_1 x + c_2 x^2 + ... by Horner's scheme."""
     x = jnp.asarray(x)
     result = jnp.zeros_like(x) + float(coefficients[-1])
     for value in reversed(coefficients[:-1]):
@@ -283,22 +289,22 @@ class _Polynomial:
 
 
 def polynomial(coefficients: Sequence[float]) -> Activation:
-    """The activation c0 + c1 x + c2 x^2 + ...
+    """Make the activation c0 + c1 x + c2 x^2 + ...
 
     Parameters
     ----------
     coefficients : sequence of float
-        c0, c1, ..., lowest degree first.
+        Coefficients c0, c1, ..., lowest degree first.
 
     Returns
     -------
     Activation
-        Its expectations have closed forms.
+        The polynomial as an activation, whose expectations have closed forms.
 
     Raises
     ------
     ValueError
-        If there are none or too many, or one is not finite.
+        If there are no coefficients or too many, or one is not finite.
 
     Examples
     --------
@@ -306,11 +312,12 @@ def polynomial(coefficients: Sequence[float]) -> Activation:
     >>> he2.degree, float(he2(2.0))
     (2, 3.0)
     """
-    values = _coefficients(coefficients)
+    values = _validate_coefficients(coefficients)
     return Activation(_Polynomial(values), name="polynomial", coefficients=values)
 
 
-def _coefficients(coefficients: Sequence[float]) -> tuple[float, ...]:
+def _validate_coefficients(coefficients: Sequence[float]) -> tuple[float, ...]:
+    """Return the coefficients of a polynomial, without zeros at the highest degrees."""
     array = checks.real_array(
         "coefficients", coefficients, "give numbers c0, c1, ... (lowest degree first)"
     )
@@ -331,7 +338,7 @@ def _coefficients(coefficients: Sequence[float]) -> tuple[float, ...]:
 
 
 def _hermite(order: int) -> Activation:
-    """Probabilists' Hermite polynomial He_n (not normalised: E[He_n(z)^2] = n!), He_2 = x^2 - 1, He_3 = x^3 - 3x, ..."""
+    """Return the probabilists' Hermite polynomial He_n, with E[He_n(z)^2] = n! for z ~ N(0, 1)."""
     values = tuple(float(value) for value in hermite_e.herme2poly([0.0] * order + [1.0]))
     return Activation(_Polynomial(values), name=f"he{order}", coefficients=values)
 
@@ -365,18 +372,19 @@ NAMED: dict[str, Activation] = {
 }
 
 
-JUMPING = ("sign",)  # activations that a student cannot have: their gradient is 0 almost everywhere
-ActivationLike = (
-    str | Activation | Function | Mapping[str, Any]
-)  # a name, an activation, a user's function, or a record of one
+# Activations that a student cannot have: their gradient is 0 almost everywhere.
+JUMPING = ("sign",)
+# A name, an activation, a user's function, or the record of one.
+ActivationLike = str | Activation | Function | Mapping[str, Any]
 
 
 def activation(
     value: ActivationLike, argument: str = "activation", *, trained: bool = False
 ) -> Activation:
-    """The activation that a name, an `Activation` or a plain JAX function stands for.
+    """Return the activation of a name, a JAX function, a record or an `Activation`.
 
-    `trained` activations must not jump, which restricts the names that an error message suggests.
+    `argument` is the name in error messages. Messages about `trained` activations do not suggest
+    names of activations that jump.
     """
     if isinstance(value, Activation):
         _warn_of_kinks(value, argument)
@@ -387,7 +395,7 @@ def activation(
         raise checks.reject(
             argument,
             value,
-            "a user's function cannot be made again from its record: pass the function itself",
+            "a user's function cannot be restored from its record: pass the function itself",
         )
     if isinstance(value, str):
         if value == "polynomial":
@@ -409,7 +417,7 @@ def activation(
 
 
 def student_activation(value: ActivationLike, argument: str = "activation") -> Activation:
-    """An activation that can be trained through: it must not jump."""
+    """Return the activation of a student, whose gradient exists: it must not jump."""
     result = activation(value, argument, trained=True)
     if any(result.jumps(0)):
         raise checks.reject(

@@ -9,7 +9,12 @@ import numpy as np
 
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import ArrayArgument, Function
-from sgdynamics.base.controls import describe_schedule, is_scheduled, scalar_or_schedule, values_at
+from sgdynamics.base.controls import (
+    Schedule,
+    describe_schedule,
+    scalar_or_schedule,
+    values_at,
+)
 from sgdynamics.problems.losses import ContextLoss, label_noise
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.problem_pytree import records_arguments
@@ -115,7 +120,7 @@ class Contexts(Problem):
         }
 
     @property
-    def probabilities(self) -> Any:
+    def probabilities(self) -> np.ndarray | Schedule | dict[str, Any]:
         """Probabilities of all contexts in order, a function of alpha, or those of some by name."""
         probabilities = self._parameters["probabilities"]
         if not isinstance(probabilities, tuple):
@@ -211,8 +216,9 @@ def contexts(
 
     Notes
     -----
-    Drift, noise and risk are weighted sums, each context by its own expectation. The risk is that of
-    the current mixture; ``context_risk`` of a result has that of each context.
+    Drift, noise and risk are sums over the contexts, weighted by their probabilities, and each
+    context has its own expectation. The risk is that of the current mixture; ``context_risk`` of a
+    result contains that of each context.
 
     Examples
     --------
@@ -229,8 +235,14 @@ def contexts(
     return Contexts(problems, probabilities, heads)
 
 
-def _validate_weights(value: Any, names: tuple[str, ...]) -> Any:
-    """Return the probabilities of all contexts, a function of them, or a tuple with None for some."""
+def _validate_weights(
+    value: ArrayArgument | Function | Mapping[str, Any], names: tuple[str, ...]
+) -> np.ndarray | Schedule | tuple[Any, ...]:
+    """Return the probabilities of the contexts, as the parameter "probabilities".
+
+    This is an array of all probabilities, a function of alpha that returns them, or a tuple with a
+    number, a function of alpha or None (an equal share of the remaining probability) per context.
+    """
     if not isinstance(value, Mapping):
         probabilities, count = validate_probabilities("probabilities", value)
         if count != len(names):
@@ -251,7 +263,7 @@ def _validate_weights(value: Any, names: tuple[str, ...]) -> Any:
         name: scalar_or_schedule(f"probabilities[{name!r}]", share, maximum=1.0)
         for name, share in value.items()
     }
-    total = sum(share for share in shares.values() if not is_scheduled(share))
+    total = sum(share for share in shares.values() if not isinstance(share, Schedule))
     if not 0 < len(shares) < len(names) or total > 1 + 1e-9:
         raise checks.reject(
             "probabilities",
@@ -262,7 +274,9 @@ def _validate_weights(value: Any, names: tuple[str, ...]) -> Any:
     return tuple(pytrees.to_float64(shares[name]) if name in shares else None for name in names)
 
 
-def _describe_probabilities(value: Any) -> tuple[Any, bool]:
+def _describe_probabilities(
+    value: np.ndarray | Schedule | dict[str, Any],
+) -> tuple[list[Any] | dict[str, Any], bool]:
     """Return probabilities as plain values, and whether they can be restored from them."""
     if isinstance(value, dict):
         records = {name: describe_schedule(share) for name, share in value.items()}
@@ -272,7 +286,7 @@ def _describe_probabilities(value: Any) -> tuple[Any, bool]:
     return record if isinstance(record, dict) else np.asarray(record).tolist(), rerunnable
 
 
-def _check_problem(name: object, problem: Any, fix: str) -> None:
+def _check_problem(name: object, problem: object, fix: str) -> None:
     """Raise ValueError unless the problem has one centred Gaussian input per sample."""
     is_name = isinstance(name, str) and bool(name)
     if not is_name or not isinstance(problem, Problem) or isinstance(problem, Contexts):

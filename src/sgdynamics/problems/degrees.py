@@ -1,8 +1,13 @@
 """Bounds on the polynomial degree of a JAX function in chosen inputs, derived from its operations.
 
-Values at finitely many points cannot show that a function is a polynomial: log(1 + exp(20 (x - 5))) vanishes to rounding for |x| < 3.
-The operations can. A bound is propagated through the jaxpr entry by entry: sums take the larger degree, products add degrees, and any
-operation that is not known to be polynomial gives infinity. The zero polynomial has degree -infinity, so that products with it vanish.
+Values at finitely many points cannot show that a function is a polynomial: for |x| < 3 the function
+log(1 + exp(20 (x - 5))) vanishes to rounding. The operations can. A bound is propagated through the
+jaxpr, entry by entry of every array:
+
+    deg(f + g) <= max(deg f, deg g),      deg(f g) <= deg f + deg g
+
+Any operation that is not known to be polynomial has degree infinity. The zero polynomial has degree
+-infinity, so that products with it stay zero.
 """
 
 from __future__ import annotations
@@ -31,7 +36,15 @@ Value = Callable[[], np.ndarray]
 
 @dataclass(frozen=True)
 class Bound:
-    """Degree bounds of the entries of one array; `value` returns the array where it depends on no input at all."""
+    """Degree bounds of the entries of one array.
+
+    Attributes
+    ----------
+    degree : ndarray
+        Degree bounds, of the shape of the array.
+    value : callable, optional
+        Function that computes the array, if it depends on no input of the jaxpr.
+    """
 
     degree: np.ndarray
     value: Value | None = None
@@ -42,7 +55,7 @@ class Bound:
         return bool(np.all(self.degree <= 0))
 
     def with_zeros(self) -> np.ndarray:
-        """The degrees, with -infinity where a known value is exactly 0."""
+        """Return the degrees, with -infinity where a known value is exactly 0."""
         if self.value is None:
             return self.degree
         return np.where(np.asarray(self.value()) == 0, ZERO, self.degree)
@@ -50,28 +63,36 @@ class Bound:
 
 @float64
 def degree_bounds(jaxpr: ClosedJaxpr, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Degree bounds of the outputs of a closed jaxpr, given those of its inputs: 1 where an entry is chosen, 0 elsewhere."""
+    """Return degree bounds of the outputs of a closed jaxpr.
+
+    Parameters
+    ----------
+    jaxpr : ClosedJaxpr
+        The traced function.
+    inputs : sequence of ndarray
+        Degrees of the inputs: 1 for entries in which the degree is bounded, 0 for all others.
+    """
     with jax.ensure_compile_time_eval(), np.errstate(invalid="ignore"):
-        bounds = [Bound(np.asarray(degree, dtype=np.float64)) for degree in inputs]
-        return [
-            bound.degree
-            for bound in _propagate(
-                jaxpr.jaxpr, [_constant_bound(value) for value in jaxpr.consts], bounds
-            )
-        ]
+        constants = [_constant_bound(constant) for constant in jaxpr.consts]
+        input_bounds = [Bound(np.asarray(degree, dtype=np.float64)) for degree in inputs]
+        output_bounds = _propagate(jaxpr.jaxpr, constants, input_bounds)
+        return [bound.degree for bound in output_bounds]
 
 
 def _constant_bound(value: Numeric) -> Bound:
+    """Return the bound of an array that is known: degree 0."""
     array = np.asarray(value)
     return Bound(np.zeros(array.shape), lambda: array)
 
 
 def _propagate(jaxpr: Jaxpr, constants: Sequence[Bound], inputs: Sequence[Bound]) -> list[Bound]:
+    """Return the bounds of the outputs of a jaxpr, one equation after the other."""
     bounds: dict[Any, Bound] = dict(
         zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *inputs], strict=True)
     )
 
     def read(atom: Any) -> Bound:
+        # An atom is a variable of the jaxpr, or a literal that carries its value.
         return _constant_bound(atom.val) if hasattr(atom, "val") else bounds[atom]
 
     for equation in jaxpr.eqns:
@@ -81,7 +102,7 @@ def _propagate(jaxpr: Jaxpr, constants: Sequence[Bound], inputs: Sequence[Bound]
 
 
 def _apply(equation: Equation, operands: list[Bound]) -> list[Bound]:
-    """Bounds of the outputs of one equation."""
+    """Return the bounds of the outputs of one equation."""
     name, shapes = equation.primitive.name, [variable.aval.shape for variable in equation.outvars]
     bodies = inner_jaxprs(equation)
     if name in CALL_PRIMITIVES and len(bodies) == 1:
@@ -92,6 +113,7 @@ def _apply(equation: Equation, operands: list[Bound]) -> list[Bound]:
         return _constants(equation, operands, shapes)
     rule = _RULES.get(name)
     if rule is None or bodies:
+        # Without a rule for the operation, only functions of constants have a bound.
         constant = all(operand.is_constant for operand in operands)
         return [Bound(np.full(shape, 0.0 if constant else UNBOUNDED)) for shape in shapes]
     degrees = rule(equation, operands)
@@ -104,16 +126,18 @@ def _apply(equation: Equation, operands: list[Bound]) -> list[Bound]:
 def _constants(
     equation: Equation, operands: list[Bound], shapes: list[tuple[int, ...]]
 ) -> list[Bound]:
-    """Outputs that depend on no input; they are computed only where they are factors."""
+    """Return bounds of outputs that depend on no input.
+
+    Their values are computed on demand: only factors of a product are needed.
+    """
 
     @cache
     def values() -> list[np.ndarray]:
+        primitive: Any = equation.primitive
         arguments = [operand.value() for operand in operands]  # type: ignore[misc]
-        outputs = equation.primitive.bind(*arguments, **equation.params)
-        return [
-            np.asarray(output)
-            for output in (outputs if equation.primitive.multiple_results else [outputs])
-        ]
+        outputs = primitive.bind(*arguments, **equation.params)
+        outputs = outputs if primitive.multiple_results else [outputs]
+        return [np.asarray(output) for output in outputs]
 
     return [
         Bound(np.zeros(shape), lambda index=index: values()[index])
@@ -126,7 +150,7 @@ def _product(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 
 
 def _power(degree: np.ndarray, exponent: float) -> np.ndarray:
-    """The degree of an integer power; any other power of a non-constant is unbounded."""
+    """Return the degree of a power, which is unbounded unless the exponent is an integer >= 0."""
     if exponent > 0 and exponent == round(exponent):
         return exponent * degree
     return np.where((degree > 0) & (exponent != 0), UNBOUNDED, 0.0)
@@ -152,6 +176,8 @@ def _float_power(equation: Equation, operands: list[Bound]) -> np.ndarray:
 
 
 def _dot(equation: Equation, operands: list[Bound]) -> np.ndarray:
+    # Operands as (batch, free, inner): an entry of the result is a sum over `inner` of products, so
+    # that its degree is the largest of theirs.
     ((left_sum, right_sum), (left_batch, right_batch)) = equation.params["dimension_numbers"]
     left, right = (operand.with_zeros() for operand in operands)
     left_free = [axis for axis in range(left.ndim) if axis not in (*left_sum, *left_batch)]
@@ -189,7 +215,7 @@ def _same(equation: Equation, operands: list[Bound]) -> np.ndarray:
 
 
 def _convert(equation: Equation, operands: list[Bound]) -> np.ndarray:
-    """A conversion to integers or truth values jumps."""
+    """Return the degree after a conversion; to integers or truth values it jumps."""
     if np.issubdtype(equation.outvars[0].aval.dtype, np.floating):
         return operands[0].degree
     return np.where(operands[0].degree > 0, UNBOUNDED, 0.0)
@@ -236,30 +262,35 @@ def _reverse(equation: Equation, operands: list[Bound]) -> np.ndarray:
 
 
 def _largest_degree(equation: Equation, operands: list[Bound]) -> list[np.ndarray]:
-    """Linear operations that move entries in ways not followed here: all outputs have the largest degree."""
+    """Return the largest degree of all operands for every output.
+
+    This holds for linear operations, whatever entries they move where.
+    """
     largest = max(float(operand.degree.max(initial=0.0)) for operand in operands)
     return [np.full(variable.aval.shape, largest) for variable in equation.outvars]
 
 
 def _index(equation: Equation, operands: list[Bound]) -> list[np.ndarray]:
-    """The same for operations with integer indices, which must not depend on the chosen inputs."""
-    integers = [np.issubdtype(atom.aval.dtype, np.integer) for atom in equation.invars]
-    if all(
-        operand.is_constant for operand, integer in zip(operands, integers, strict=True) if integer
-    ):
+    """Return the largest degree, if no integer index depends on the chosen inputs."""
+    indices = [
+        operand
+        for operand, atom in zip(operands, equation.invars, strict=True)
+        if np.issubdtype(atom.aval.dtype, np.integer)
+    ]
+    if all(index.is_constant for index in indices):
         return _largest_degree(equation, operands)
     return [np.full(variable.aval.shape, UNBOUNDED) for variable in equation.outvars]
 
 
 def _select(equation: Equation, operands: list[Bound]) -> np.ndarray:
-    """The chosen case where the choice is a known constant, the largest degree of all cases otherwise."""
-    which, *cases = operands
-    if not which.is_constant:
+    """Return the degree of the selected case, or the largest of all if the selector is unknown."""
+    selector, *cases = operands
+    if not selector.is_constant:
         return np.full(equation.outvars[0].aval.shape, UNBOUNDED)
     degrees = np.stack(np.broadcast_arrays(*(case.degree for case in cases)))
-    if which.value is None:
+    if selector.value is None:
         return degrees.max(axis=0)
-    index = np.broadcast_to(np.asarray(which.value()).astype(int), degrees.shape[1:])
+    index = np.broadcast_to(np.asarray(selector.value()).astype(int), degrees.shape[1:])
     return np.take_along_axis(degrees, index[None], axis=0)[0]
 
 

@@ -10,7 +10,7 @@ frame are the coordinates themselves, and the remaining columns are zero.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -21,6 +21,16 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.samples.input_covariance import coordinate_scales
 from sgdynamics.samples.inputs import Embedding
 from sgdynamics.samples.spectra import MAX_DIMENSION
+
+
+@runtime_checkable
+class RowOverlaps(Protocol):
+    """Overlaps of any rows: M (runs, blocks, rows, K) and Q (runs, blocks, rows, rows)."""
+
+    @property
+    def M(self) -> np.ndarray: ...
+    @property
+    def Q(self) -> np.ndarray: ...
 
 
 def check_dimension(
@@ -108,13 +118,13 @@ def signal_frames(problem: Problem, sizes: np.ndarray | None) -> np.ndarray:
 
 
 def compressed_rows(
-    problem: Problem, start: Any, sizes: np.ndarray | None = None
+    problem: Problem, start: Start | RowOverlaps, sizes: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the compressed rows T (runs, blocks, p, K) and L (runs, blocks, p, p) of a start.
 
     They satisfy M = T C^T with C C^T = P, and L L^T = Q - T T^T, block by block. `start` is a
-    `Start`, or any object with arrays M and Q per block of more rows (those of an update). In a
-    small block of n coordinates only the first n of the columns [T | L] are used.
+    `Start`, or the overlaps of more rows, such as those of an update. In a small block of n
+    coordinates only the first n of the columns [T | L] are used.
     """
     M, Q = (start.M_blocks, start.Q_blocks) if isinstance(start, Start) else (start.M, start.Q)
     frames, k, rows = signal_frames(problem, sizes), problem.signals, M.shape[2]

@@ -1,13 +1,13 @@
-"""Gram matrices, block by block: those of the signals as they are given, and their roots."""
+"""Gram matrices of the signals, block by block, and their square roots."""
 
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jaxtyping import Float
 
 from sgdynamics.base import checks
@@ -18,15 +18,17 @@ from sgdynamics.samples.arguments import Covariance
 def gram_per_block(
     value: ArrayArgument | None, name: str, signals: int, covariance: Covariance
 ) -> np.ndarray:
-    """Return the signals' Gram matrix of each block; a single one is spread by the fractions."""
-    blocks, target = (
-        len(covariance.fractions),
-        None if covariance.spectrum is None else covariance.spectrum.target,
-    )
+    """Validate the signals' Gram matrix, and return it for each covariance block.
+
+    A single matrix is spread over the blocks by their fractions. The target of a spectrum replaces
+    the argument, whose name is `name`.
+    """
+    blocks = len(covariance.fractions)
+    target = None if covariance.spectrum is None else covariance.spectrum.target
     if target is not None:
         if value is not None:
             raise checks.reject(
-                name, value, "the spectrum has a target, which says the same: give one of them"
+                name, value, "the spectrum has a target, which replaces it. Give one of the two."
             )
         if target.shape[1] != signals:
             raise checks.reject(
@@ -56,19 +58,27 @@ def gram_per_block(
 def eigen_root(
     gram: Float[Numeric, "*blocks K K"], at: ModuleType = np
 ) -> Float[Numeric, "*blocks K K"]:
-    """A factor C with C C^T = gram, by eigenvectors: for samples, to which its rotation is nothing."""
+    """Return a factor C with C C^T = gram, from eigenvectors.
+
+    It is determined up to a rotation, which does not change the law of samples made with it.
+    """
     values, vectors = at.linalg.eigh(gram)
     return vectors * at.sqrt(at.maximum(values, 0.0))[..., None, :]
 
 
 def gram_root(gram: Float[Numeric, "*blocks K K"]) -> Float[Numeric, "*blocks K K"]:
-    """A factor C with C C^T = gram (lower triangular up to a rotation, also for singular matrices), block by block."""
+    """Return the lower-triangular factor C with C C^T = gram, block by block.
+
+    Unlike a Cholesky factorisation this also works for singular matrices.
+    """
     return _traced_root(gram) if checks.is_traced(gram) else _root(np, gram)
 
 
 def _root(at: ModuleType, gram: Float[Numeric, "*blocks K K"]) -> Float[Numeric, "*blocks K K"]:
-    # QR turns it into the lower-triangular root: the identity for orthonormal signals, so that T = M there
-    lower = at.swapaxes(at.linalg.qr(at.swapaxes(eigen_root(gram, at), -1, -2), mode="r"), -1, -2)
+    # C = V sqrt(D) from eigenvectors, and C^T = Q R gives gram = R^T R with R^T lower triangular.
+    # For orthonormal signals it is the identity, so that T = M.
+    transposed = at.swapaxes(eigen_root(gram, at), -1, -2)
+    lower = at.swapaxes(at.linalg.qr(transposed, mode="r"), -1, -2)
     signs = at.where(at.einsum("...ii->...i", lower) < 0, -1.0, 1.0)
     return lower * signs[..., None, :]
 
@@ -79,6 +89,11 @@ def _traced_root(gram: Float[Numeric, "*blocks K K"]) -> Float[Numeric, "*blocks
 
 
 @_traced_root.defjvp
-def _root_moved(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-    """As of a Cholesky factor: eigenvectors, by which it is computed, have no derivative where eigenvalues meet."""
+def _root_derivative(
+    primals: tuple[Array], tangents: tuple[Array]
+) -> tuple[Float[Numeric, "*blocks K K"], Float[Numeric, "*blocks K K"]]:
+    """Return the factor and its derivative, which is that of the Cholesky factor.
+
+    The eigenvectors from which the factor is computed have no derivative where eigenvalues meet.
+    """
     return _traced_root(*primals), jax.jvp(jnp.linalg.cholesky, primals, tangents)[1]

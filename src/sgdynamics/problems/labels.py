@@ -8,7 +8,7 @@ __all__ = ["NoiseLaw", "cauchy", "laplace", "student_t"]
 
 
 def student_t(df: float, scale: float = 1.0) -> NoiseLaw:
-    """Label noise with a Student t law, for ``TeacherStudent(noise=...)`` and ``MultiIndex(noise=...)``.
+    """Label noise with a Student t law, as the argument ``noise`` of networks with a teacher.
 
     Parameters
     ----------

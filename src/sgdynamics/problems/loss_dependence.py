@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.polynomial import chebyshev
 
-from sgdynamics.base.arrays import Numeric, Parameters, PyTree
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree, RealArray
 from sgdynamics.base.precision import float64
 from sgdynamics.base.user_functions import ClosedJaxpr
 from sgdynamics.problems.degrees import degree_bounds
@@ -124,11 +124,11 @@ def _variants_and_cases(
         return variants, jax.tree.map(np.asarray, cases)
 
 
-def _away_from_zero(value: Any, generator: np.random.Generator) -> np.ndarray:
-    """Return numbers of the same sign, a little further from 0."""
-    value = np.asarray(value, dtype=np.float64)
-    sign = np.where(value < 0, -1.0, 1.0)
-    return value + sign * (0.3 * np.abs(value) + 0.7) * generator.uniform(0.5, 1.0, value.shape)
+def _away_from_zero(value: RealArray, generator: np.random.Generator) -> np.ndarray:
+    """Return an array of the same signs with entries a little further from 0."""
+    array = np.asarray(value, dtype=np.float64)
+    sign = np.where(array < 0, -1.0, 1.0)
+    return array + sign * (0.3 * np.abs(array) + 0.7) * generator.uniform(0.5, 1.0, array.shape)
 
 
 def _repeat_for_cases(
@@ -153,7 +153,7 @@ def _has_affine_means(structure: Structure, variants: list[Parameters], cases: C
         case, (xi,) = _repeat_for_cases(cases, np.zeros((1, sample.sampled_normals)))
     for parameters in variants:
 
-        def means(xi: Numeric, parameters: Parameters = parameters) -> Any:
+        def means(xi: Numeric, parameters: Parameters = parameters) -> Numeric | None:
             return sample.mean_coefficients(parameters, sample.draw(parameters, xi, case))
 
         jaxpr: Any = jax.make_jaxpr(means)(xi)
@@ -236,8 +236,8 @@ class _Evaluator:
 
     def _arguments(
         self, parameters: Parameters, case: PyTree, y: Numeric, xi: Numeric
-    ) -> tuple[Any, Any, Any, Any]:
-        """Return fields, signals, the loss's fourth argument, and means that are not in the fields."""
+    ) -> tuple[Numeric, Numeric, PyTree, Numeric]:
+        """Return fields, signals, the fourth argument of the loss, and means outside the fields."""
         structure = self.setting.structure
         sample, p, k = structure.sample, structure.width, structure.signals
         count, tokens = y.shape[:2]
@@ -301,7 +301,10 @@ class _Lines:
         return np.any([np.zeros(len(self.base), bool), *masks], axis=0)
 
     def values(self, masks: list[np.ndarray], t: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Return loss and moves (points, entries) at base + t direction, on the line of each mask."""
+        """Return loss and moves (points, entries) at base + t direction for each mask.
+
+        Only the coordinates in the mask move along the direction.
+        """
         points = np.stack(
             [
                 np.where(mask, self.base + self.direction * step, self.base)

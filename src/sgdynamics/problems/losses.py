@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -33,12 +33,12 @@ def squared(output: Scalar, label: Scalar) -> Scalar:  # style: ok, name of the 
     return 0.5 * (output - label) ** 2
 
 
-def correlation(output: Scalar, label: Scalar) -> Any:
-    """- f y."""
+def correlation(output: Scalar, label: Scalar) -> Scalar:
+    """-f y."""
     return -output * label
 
 
-def logistic(output: Scalar, label: Scalar) -> Any:
+def logistic(output: Scalar, label: Scalar) -> Scalar:
     """log(1 + exp(-f y))."""
     return jax.nn.softplus(-output * label)
 
@@ -68,7 +68,7 @@ def outer_loss(value: str | Function) -> OuterLoss:
     )
 
 
-def label_noise(parameters: Parameters) -> Any:
+def label_noise(parameters: Parameters) -> Scalar:
     """Return the variance of the label noise; with contexts, its mean over the contexts."""
     if "contexts" in parameters:
         weights = complete_probabilities(parameters["probabilities"])
@@ -114,8 +114,13 @@ class Loss:
     gradient_degree: int | None = None
 
     def __call__(
-        self, fields: Any, signals: Any, head: Any, noise_draw: Any, parameters: Parameters
-    ) -> Any:
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " heads"],
+        noise_draw: PyTree,
+        parameters: Parameters,
+    ) -> Float[Numeric, ""]:
         """Return the loss of one sample."""
         raise NotImplementedError
 
@@ -184,7 +189,7 @@ class NetworkLoss(Loss):
         """Return the output f of the network."""
         return jnp.mean(head * self.student(fields))
 
-    def label(self, signals: Float[Numeric, "K ..."], parameters: Parameters) -> Any:
+    def label(self, signals: Float[Numeric, "K ..."], parameters: Parameters) -> Float[Numeric, ""]:
         """Return the label y without noise."""
         raise NotImplementedError
 
@@ -341,6 +346,18 @@ class ClusterLoss(Loss):
         return jax.nn.softplus(output) - label * output
 
 
+@runtime_checkable
+class ContextStructure(Protocol):
+    """The part of the `Structure` of a context that `ContextLoss` reads."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def loss(self) -> Loss: ...
+    @property
+    def kinks(self) -> tuple[float, ...]: ...
+
+
 @dataclass(frozen=True)
 class ContextLoss(Loss):
     """One of several losses, chosen by the context that a sample draws.
@@ -348,7 +365,8 @@ class ContextLoss(Loss):
     Every context has its own parameters, and its own head if `own_heads`.
     """
 
-    structures: tuple[Any, ...]  # structures of the contexts' problems
+    # Structures of the contexts' problems.
+    structures: tuple[ContextStructure, ...]
     own_heads: bool = False
 
     @property
@@ -369,20 +387,28 @@ class ContextLoss(Loss):
         p = self.structures[0].width
         return head[context * p : (context + 1) * p] if self.own_heads else head
 
-    def combine_head_gradients(self, gradients: list[Any]) -> Any:
-        """Combine the gradients (..., p) of all contexts: side by side for own heads, else summed."""
+    def combine_head_gradients(
+        self, gradients: list[Float[Numeric, "*s p"]]
+    ) -> Float[Numeric, "*s heads"]:
+        """Combine the gradients (..., p) of all contexts.
+
+        They are concatenated if every context has its own head, and summed for a shared head.
+        """
         if self.own_heads:
             return jnp.concatenate(gradients, axis=-1)
         return sum(gradients[1:], gradients[0])
 
     def _evaluate_contexts(
         self,
-        function: Callable[[Any, Any, Any], Any],
+        function: Callable[[ContextStructure, Numeric, Parameters], PyTree],
         head: Numeric,
         draws: PyTree,
         parameters: Parameters,
     ) -> list[Any]:
-        """Return function(structure, head, parameters) of each context, 0 if it was not drawn."""
+        """Return function(structure, head, parameters) of each context, 0 if it was not drawn.
+
+        JAX evaluates all contexts, because the context is a traced random draw.
+        """
         values = []
         for context, structure in enumerate(self.structures):
             is_drawn = draws["context"] == context
@@ -404,10 +430,12 @@ class ContextLoss(Loss):
         draws: PyTree,
         parameters: Parameters,
     ) -> Float[Numeric, ""]:
-        def value(structure: Any, head: Numeric, own_parameters: Parameters) -> Any:
+        def evaluate_loss(
+            structure: ContextStructure, head: Numeric, own_parameters: Parameters
+        ) -> Float[Numeric, ""]:
             return structure.loss(fields, signals, head, draws["given"], own_parameters)
 
-        losses = self._evaluate_contexts(value, head, draws, parameters)
+        losses = self._evaluate_contexts(evaluate_loss, head, draws, parameters)
         return sum(losses, jnp.zeros((), fields.dtype))
 
     def move(
@@ -418,13 +446,16 @@ class ContextLoss(Loss):
         noise_draw: PyTree,
         parameters: Parameters,
     ) -> tuple[Any, Move]:
-        def value(structure: Any, head: Numeric, own_parameters: Parameters) -> Any:
+        def evaluate_move(
+            structure: ContextStructure, head: Numeric, own_parameters: Parameters
+        ) -> tuple[Float[Numeric, ""], Numeric, Numeric | None]:
             loss, move = structure.loss.move(
                 fields, signals, head, noise_draw["given"], own_parameters
             )
             return loss, move.inputs, move.head
 
-        contexts = self._evaluate_contexts(value, head, noise_draw, parameters)
+        contexts = self._evaluate_contexts(evaluate_move, head, noise_draw, parameters)
         losses, input_coefficients, head_gradients = zip(*contexts, strict=True)
-        move = Move(sum(input_coefficients), head=self.combine_head_gradients(list(head_gradients)))
-        return sum(losses), move
+        H = cast(Numeric, sum(input_coefficients))
+        head_gradient = self.combine_head_gradients(list(head_gradients))
+        return sum(losses), Move(H, head=head_gradient)

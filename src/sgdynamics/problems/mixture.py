@@ -16,7 +16,8 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.problem_pytree import ParameterAttribute, records_arguments
 from sgdynamics.samples.arguments import Covariance
 
-# (weight, coefficients of the mean on the signals, label): +q and -q for q = mu, or mu and nu
+# Clusters (weight, coefficients of the mean on the signals, label). The means are +mu and -mu, or
+# +mu, -mu, +nu and -nu.
 CLUSTERS: dict[str, tuple[tuple[float, tuple[float, ...], float], ...]] = {
     "binary": ((0.5, (1.0,), 1.0), (0.5, (-1.0,), 0.0)),
     "xor": (
@@ -48,7 +49,8 @@ class GaussianMixture(Problem):
         One over the variance of the inputs about their mean. If it is infinite, the inputs are the
         means themselves.
     weight_decay : float, default 0.1
-        Adds ``(weight_decay/2)(|W|^2 + |a|^2)`` to the loss of the dynamics, not to the risk.
+        Coefficient of the penalty ``(weight_decay/2)(|W|^2 + |a|^2)``, which the dynamics minimises
+        with the loss, and which is not part of the risk.
     activation : str, Activation or callable, default "relu"
         Activation of the units.
 
@@ -59,8 +61,9 @@ class GaussianMixture(Problem):
 
     Notes
     -----
-    ``M`` holds the overlaps with mu, or with mu and nu; the paper's R_perp = Q - M M^T, v = a.
-    Source: High-dimensional limit theorems for SGD, sections 4 and 5.
+    ``M`` contains the overlaps with mu, or with mu and nu. In the notation of the paper,
+    R_perp = Q - M M^T and v = a.
+    Source: "High-dimensional limit theorems for SGD", sections 4 and 5.
 
     Examples
     --------
@@ -88,39 +91,39 @@ class GaussianMixture(Problem):
         self.mixture = checks.choice("kind", kind, tuple(CLUSTERS))
         snr = checks.number("snr", snr, above=0.0, infinite=True)
         self.activation = student_activation(activation)
-        least = LEAST_WIDTH[kind]
-        width = (
-            2 * len(CLUSTERS[kind][0][1]) if width is None else checks.integer("width", width, 1)
-        )
-        if width < least:
+        clusters = CLUSTERS[kind]
+        _, coefficients, _ = clusters[0]
+        signals = len(coefficients)
+        width = 2 * signals if width is None else checks.integer("width", width, 1)
+        if width < LEAST_WIDTH[kind]:
             raise checks.reject(
                 "width",
                 width,
-                f"kind = {kind!r} needs a positive and a negative unit: give {least} or more",
+                f"kind = {kind!r} needs a positive and a negative unit: give {LEAST_WIDTH[kind]} "
+                "or more",
             )
-        clusters = CLUSTERS[kind]
         self._set_common(
             ClusterLoss(self.activation),
             width,
-            signals=len(clusters[0][1]),
+            signals=signals,
             head="trained",
             weight_decay=weight_decay,
             covariance=Covariance(np.array([1.0 / snr]), np.ones(1)),
             clusters=clusters,
         )
-        # The means and their weights are fixed; only weight decay and snr are parameters.
+        # The means and their weights are fixed. Only weight decay and snr are parameters, and the
+        # eigenvalue 1/snr follows from the snr.
         self._fixed_parameters = self._parameters
         weight_decay = self._fixed_parameters.pop("weight_decay")
         self._parameters = {"weight_decay": weight_decay, "snr": np.float64(snr)}
-        self._try()
+        self._try_functions()
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return (
-            ("fields", "mixture", "snr = inf")
-            if math.isinf(self.snr) and self.activation == NAMED["relu"]
-            else ("fields", "mixture")
-        )
+        # At infinite snr the drift of ReLU networks is discontinuous, which has its own solver.
+        if math.isinf(self.snr) and self.activation == NAMED["relu"]:
+            return ("fields", "mixture", "snr = inf")
+        return ("fields", "mixture")
 
     @cached_property
     def _derived_parameters(self) -> dict[str, Any]:
@@ -134,7 +137,7 @@ class GaussianMixture(Problem):
         Parameters
         ----------
         **changes
-            Arguments of the constructor by name; ``mixture``, as records call it, stands for ``kind``.
+            Arguments of the constructor by name. ``mixture`` is the name of ``kind`` in records.
 
         Returns
         -------
@@ -154,7 +157,7 @@ class GaussianMixture(Problem):
         weight_decay: float | Function = 0.1,
         activation: ActivationLike = "relu",
     ) -> GaussianMixture:
-        """Return the problem of a record of `describe`, in which JSON may have infinities as text."""
+        """Make a problem from a record of `describe`, in which JSON may write infinity as text."""
         snr = math.inf if isinstance(snr, str) and snr == str(math.inf) else snr
         return cls(
             checks.choice("mixture", mixture, tuple(CLUSTERS)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,20 +46,23 @@ class Move(NamedTuple):
     (1, 1)
     """
 
-    inputs: Any
-    rows: Any = None
-    signals: Any = None
-    head: Any = None
+    inputs: Numeric
+    rows: Numeric | None = None
+    signals: Numeric | None = None
+    head: Numeric | None = None
 
-    def with_zeros(self, rows: int, signals: int) -> Move:
-        """Return the move with zeros for the coefficients that are None."""
-        shapes = {"rows": (rows, rows), "signals": (rows, signals), "head": (rows,)}
-        zeros = {
-            name: jnp.zeros(shape, self.inputs.dtype)
-            for name, shape in shapes.items()
-            if getattr(self, name) is None
-        }
-        return self._replace(**zeros)
+    def coefficients(self, p: int, K: int) -> tuple[Numeric, Numeric, Numeric, Numeric]:
+        """Return H, A, B and g for p rows and K signals, with zeros for those that are None."""
+
+        def zeros_if_none(coefficient: Numeric | None, shape: tuple[int, ...]) -> Numeric:
+            return jnp.zeros(shape, self.inputs.dtype) if coefficient is None else coefficient
+
+        return (
+            self.inputs,
+            zeros_if_none(self.rows, (p, p)),
+            zeros_if_none(self.signals, (p, K)),
+            zeros_if_none(self.head, (p,)),
+        )
 
 
 class BlockOverlaps(NamedTuple):
@@ -103,11 +106,11 @@ class LossOverlaps(NamedTuple):
         The overlaps of each covariance block, if the function reads them.
     """
 
-    Q: Any
-    M: Any
-    P: Any
-    lengths: Any = None
-    blocks: Any = None
+    Q: Numeric
+    M: Numeric
+    P: Numeric
+    lengths: Numeric | None = None
+    blocks: BlockOverlaps | None = None
 
 
 def loss_overlaps(
@@ -137,6 +140,7 @@ class RecordedOverlaps:
         self.blocks_read = False
 
     @property
-    def blocks(self) -> Any:
+    def blocks(self) -> BlockOverlaps | None:
+        """The overlaps of each block; reading them is recorded."""
         self.blocks_read = True
         return self._blocks

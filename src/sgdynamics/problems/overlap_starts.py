@@ -91,7 +91,7 @@ class Start:
     >>> start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
     >>> start.runs, start.M.shape, start.Q.shape
     (1, (1, 2, 1), (1, 2, 2))
-    """
+    """  # style: ok, `beside` is the name of a public field
 
     M_blocks: np.ndarray
     Q_blocks: np.ndarray
@@ -160,7 +160,10 @@ def start_from_overlaps(
 
 
 def validate_heads(a: ArrayArgument | None, runs: int, width: int, heads: int = 1) -> np.ndarray:
-    """Return the heads (runs, heads x width) from one for all runs or one per run; ones for None."""
+    """Return the heads (runs, heads x width), from one for all runs or one per run.
+
+    None stands for ones.
+    """
     if a is None:
         return np.ones((runs, heads * width))
     if heads > 1:
@@ -267,14 +270,17 @@ def broadcast_runs(start: AnyStart, runs: int | None) -> AnyStart:
             f"the start has {available} runs. Omit runs, give {available}, or give a start of one "
             "run.",
         )
-    arrays = {field.name: getattr(start, field.name) for field in fields(start)}  # type: ignore[arg-type]
+    names = [field.name for field in fields(start)]  # type: ignore[arg-type]
+    arrays = {name: getattr(start, name) for name in names}
     auxiliary = arrays.pop("beside", None)
     required_bytes = 4.0 * runs * sum(array.nbytes for array in arrays.values())
     check_memory("runs", runs, required_bytes, "the overlaps", "give fewer runs")
     repeated = type(start)(
         **{name: np.repeat(array, runs, axis=0) for name, array in arrays.items()}
     )
-    return repeated if auxiliary is None else replace(repeated, beside=auxiliary.repeat(runs))  # type: ignore[type-var]
+    if auxiliary is None:
+        return repeated
+    return replace(repeated, beside=auxiliary.repeat(runs))  # type: ignore[type-var]
 
 
 def overlap_matrix(M: np.ndarray, Q: np.ndarray, gram: np.ndarray) -> np.ndarray:

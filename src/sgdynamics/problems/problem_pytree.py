@@ -17,11 +17,12 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
 
 from sgdynamics.base import pytrees
+from sgdynamics.base.arrays import Parameters
 from sgdynamics.problems.structure import Structure
 
 Arguments = ParamSpec("Arguments")
@@ -31,13 +32,20 @@ Owner = TypeVar("Owner")
 LEAVES, CACHE = "_parameters", "_derived_parameters"
 
 
+class HasParameters(Protocol):
+    """An object with a dictionary of parameters: a problem."""
+
+    @property
+    def parameters(self) -> Parameters: ...
+
+
 class ParameterAttribute:
     """An attribute of a problem that is read from its parameters, also after JAX replaced them."""
 
     def __set_name__(self, owner: type | None, name: str) -> None:
         self.name = name
 
-    def __get__(self, problem: Any, owner: type | None = None) -> Any:
+    def __get__(self, problem: HasParameters | None, owner: type | None = None) -> Any:
         if problem is None:
             return self
         return pytrees.to_python_scalar(problem.parameters[self.name])
@@ -48,8 +56,8 @@ def records_arguments(
 ) -> Callable[Concatenate[Owner, Arguments], None]:
     """Decorate the constructor of a problem: store its arguments, and freeze the finished problem.
 
-    The arguments, with defaults, are in `_arguments` when the constructor begins. After it, setting
-    an attribute raises AttributeError.
+    The arguments, with defaults, are in `_arguments` before the constructor runs. After it has run,
+    setting an attribute raises AttributeError.
     """
     signature = inspect.signature(constructor)
 
@@ -71,10 +79,10 @@ def records_arguments(
 
 @dataclass(frozen=True)
 class StaticPart:
-    """The static data of a problem as a pytree.
+    """The static part of a problem as a pytree.
 
     Two problems of one structure have equal static parts, so that they share compiled code; a
-    problem is rebuilt with the other attributes of the one that was flattened.
+    problem is rebuilt with the attributes of the problem that was flattened.
     """
 
     structure: Structure

@@ -15,8 +15,9 @@ from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.user_functions import function_identity, output_structure, validate_function
 from sgdynamics.problems.activations import validate_kinks
 from sgdynamics.problems.moves import Move
-from sgdynamics.problems.problem import SAMPLE_ARGUMENTS, Problem
+from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.problem_pytree import records_arguments
+from sgdynamics.problems.problem_records import SAMPLE_ARGUMENTS, describe_network, describe_sample
 from sgdynamics.problems.problem_values import plain_values, validate_parameters
 from sgdynamics.problems.user_losses import RuleLoss, extra_arguments
 from sgdynamics.samples.arguments import validate_covariance
@@ -34,10 +35,10 @@ class Rule(Problem):
     ----------
     update : callable
         JAX function ``update(fields, signals, head, draws, overlaps)`` of one sample that returns a
-        ``Move``. ``overlaps`` has ``Q``, ``M``, ``P`` of the full rows, and with ``reads_lengths``
-        also ``lengths``; ``overlaps.blocks`` has the ``Q``, ``M`` and ``P`` of each covariance block
-        along a leading axis, with the ``eigenvalues`` and ``fractions`` of the blocks. An argument
-        ``parameters`` is the dictionary of that name.
+        ``Move``. ``overlaps`` has the overlaps ``Q``, ``M`` and ``P`` of the full rows, and with
+        ``reads_lengths`` also ``lengths``. ``overlaps.blocks`` has the ``Q``, ``M`` and ``P`` of
+        each covariance block along a leading axis, with the ``eigenvalues`` and ``fractions`` of
+        the blocks. An argument ``parameters`` is the dictionary of that name.
     groups : dict of str to int
         Number of rows of each group, by name.
     rates : dict of str to float, optional
@@ -51,14 +52,14 @@ class Rule(Problem):
     signals : int, default 1
         Number of fixed directions, 0 or more.
     gram : array, optional
-        Gram matrix of the signals, as of ``Problem``. Defaults to the identity. The arguments below
-        are those of ``Problem`` too.
+        Gram matrix of the signals. Defaults to the identity. This argument and all of the following
+        are those of ``Problem``.
     head : str, default 'fixed'
-        "fixed" or "trained": then ``Move.head`` moves it.
+        "fixed" or "trained". A trained head moves by ``Move.head``.
     constraint : str, optional
-        "sphere" keeps rows at norm 1.
+        "sphere" keeps every row at norm 1. By default the rows are free.
     weight_decay : float or callable, default 0.0
-        Coefficient al: rows also move against al times themselves.
+        Coefficient al of weight decay, which also moves rows R by -(lr/D) al R.
     covariance : sequence of (eigenvalue, fraction of d) or Spectrum, optional
         Blocks of the inputs' covariance, or ``sgd.Spectrum``, ``sgd.power_law``, which fix d.
     clusters : sequence of (weight, coefficients, label), optional
@@ -91,7 +92,9 @@ class Rule(Problem):
 
     .. math:: \\dot M = -E[H F^{*T}] - E[A] M - E[B] P
 
-    .. math:: \\dot Q = -(Y + Y^T) + \\frac{lr}{B} E[H C H^T], \\quad Y = E[H F^T] + E[A] Q + E[B] M^T.
+    .. math:: \\dot Q = -(Y + Y^T) + \\frac{lr}{B} E[H C H^T],
+
+    .. math:: Y = E[H F^T] + E[A] Q + E[B] M^T.
 
     A loss that reads overlaps is the rule H = dl/dF, A = dl/dQ + transpose, B = dl/dM.
 
@@ -146,7 +149,7 @@ class Rule(Problem):
                 "give a JAX function update(fields, signals, head, draws, overlaps)",
             )
         self.update, self.risk, self.kinks = update, risk, validate_kinks(kinks)
-        self.groups = _checked_groups(groups)
+        self.groups = _validate_groups(groups)
         self.reads_lengths = checks.flag("reads_lengths", reads_lengths)
         available = ("overlaps",) if parameters is None else ("overlaps", "user")
         extra = extra_arguments(update, "overlaps", available)
@@ -167,7 +170,7 @@ class Rule(Problem):
             **{name: self._arguments[name] for name in SAMPLE_ARGUMENTS},
         )
         self._parameters["rates"] = self._validate_rates(rates)
-        by_block = self._check_update(extra)
+        moves_by_block = self._check_update(extra)
         if risk is not None:
             validate_function(
                 "risk",
@@ -177,17 +180,10 @@ class Rule(Problem):
                 call="one sample",
                 differentiated=False,
             )
-        reads = [
-            self._reads_blocks(function, names)
-            for function, names in ((update, extra), (risk, risk_extra))
-            if function is not None
-        ]
-        loss = replace(loss, reads_blocks=any(reads), moves_by_block=by_block)
-        self.structure = replace(self.structure, loss=loss)
-        self._set_smoothness((update, extra), *([] if risk is None else [(risk, risk_extra)]))
-        self._try_and_analyse()
+        self.structure = replace(self.structure, loss=replace(loss, moves_by_block=moves_by_block))
+        self._analyse_functions((update, extra), *([] if risk is None else [(risk, risk_extra)]))
 
-    def _validate_rates(self, rates: Any) -> np.ndarray:
+    def _validate_rates(self, rates: Mapping[str, float] | None) -> np.ndarray:
         """Return the rate of every row."""
         if rates is not None and not isinstance(rates, Mapping):
             raise checks.reject("rates", rates, 'give numbers by group: {"V": 0.5}')
@@ -209,7 +205,7 @@ class Rule(Problem):
                 "update", self.update, f"calling it failed: it must take ({takes})"
             ) from None
         except ValueError:
-            pass  # no signature to read: the call below runs it
+            pass  # The function has no signature: the call below checks it.
         try:
             move = output_structure(lambda *arguments: self.update(*arguments), *example)
         except Exception as error:
@@ -231,19 +227,19 @@ class Rule(Problem):
             "signals": (p, k),
             "head": (p,),
         }
-        by_block = False
+        moves_by_block = False
         for name, expected in shapes.items():
             coefficients = getattr(move, name)
             if coefficients is None and name != "inputs":
                 continue
             shape = getattr(coefficients, "shape", None)
             if name in ("rows", "signals") and shape == (self.structure.blocks, *expected):
-                by_block = True
+                moves_by_block = True
             elif shape != expected:
                 raise checks.reject(
                     "update", self.update, f"its Move has {name} of shape {shape}: give {expected}"
                 )
-        return by_block
+        return moves_by_block
 
     def describe(self) -> dict[str, Any]:
         """Return the rule as plain values for the record of a result."""
@@ -259,17 +255,19 @@ class Rule(Problem):
             "signals": self.signals,
             "kinks": list(self.kinks),
             "parameters": plain_values(self._parameters.get("user")),
-            **self._describe_common("gram"),
-            **self._describe_sample(),
+            **describe_network(self, "gram"),
+            **describe_sample(self),
             "rerunnable": False,
         }
 
-    def _rates(self) -> list[Any]:
+    def _rates(self) -> list[np.ndarray]:
+        """Return the rate of each group, which is that of its first row."""
         firsts = np.cumsum([0, *self.groups.values()])[:-1]
         return [np.asarray(self._parameters["rates"])[first] for first in firsts]
 
 
-def _checked_groups(groups: Mapping[str, int] | None) -> dict[str, int]:
+def _validate_groups(groups: Mapping[str, int] | None) -> dict[str, int]:
+    """Return the number of rows of each group, by name."""
     if (
         not isinstance(groups, Mapping)
         or not groups

@@ -1,32 +1,36 @@
-"""Spiked matrices and tensors: a rank-one signal in Gaussian noise, seen afresh at every step, and where a run on it starts.
+"""`SpikedTensor`: a rank-one signal in Gaussian noise, drawn anew at every step; and its starts.
 
-The data are Gaussian tensors, not Gaussian inputs, so this is no `Problem` and has no fields. But the gradient at x is Gaussian with a
-mean and a covariance that only know m = <x, v> and r2 = |x|^2 - m^2, so these two numbers are a Markov chain at every dimension.
+The data are Gaussian tensors and not Gaussian inputs, so this is not a `Problem` and has no fields.
+The gradient at x is Gaussian, and its mean and covariance depend on x only through m = <x, v> and
+r2 = |x|^2 - m^2. These two order parameters are therefore a Markov chain at every dimension.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from sgdynamics.base import checks, pytrees
-from sgdynamics.base.arrays import ArrayArgument, RealArray
+from sgdynamics.base.arrays import ArrayArgument, Parameters, RealArray
 from sgdynamics.base.resources import check_memory
 
-MOST_ORDER = 100  # beyond it |x|^(2 order) leaves float64 as soon as |x| leaves 1
-TOLERANCE = 1e-9  # how far below zero an r2 that this library made may be
+# Largest order: beyond it |x|^(2 order) overflows float64 as soon as |x| differs from 1.
+MOST_ORDER = 100
+# Rounding of an integrator may make an r2 negative by this much.
+TOLERANCE = 1e-9
 
 
 @pytrees.register_parameters("snr", "ridge")
 @dataclass(frozen=True)
 class SpikedTensor:
-    """Find a unit vector v from fresh tensors Y = snr v^(order) + W with independent standard normal entries W.
+    """Recovery of a unit vector v from fresh noisy tensors of rank one.
 
     ::
 
+        Y = snr v^(order) + W,      W with independent standard normal entries
         loss(x, Y) = |Y - x^(order)|^2 + (ridge/2) |x|^2,      x in R^n
 
     Parameters
@@ -34,9 +38,9 @@ class SpikedTensor:
     order : int, default 2
         Order of the tensor; 2 is the spiked matrix (not symmetrised).
     snr : float, default 1.2
-        The strength of the signal, above 0.
+        Signal-to-noise ratio, above 0: the strength of the signal.
     ridge : float, default 0.0
-        Coefficient of the penalty, 0 or more; it enters the dynamics, not ``risk``.
+        Coefficient of the penalty, 0 or more. It enters the dynamics but not ``risk``.
 
     Raises
     ------
@@ -45,8 +49,8 @@ class SpikedTensor:
 
     Notes
     -----
-    The loss is twice the negative log-likelihood, as in section 3 of "High-dimensional limit theorems for SGD" (Ben Arous, Gheissari,
-    Jagannath).
+    The loss is twice the negative log-likelihood, as in section 3 of "High-dimensional limit
+    theorems for SGD" (Ben Arous, Gheissari, Jagannath).
 
     Examples
     --------
@@ -59,7 +63,8 @@ class SpikedTensor:
     snr: float = 1.2
     ridge: float = 0.0
     kind: ClassVar[str] = "SpikedTensor"
-    kinds: ClassVar[tuple[str, ...]] = ("spiked tensor",)  # in the table of what is supported
+    # The kinds of this problem in the table of supported combinations.
+    kinds: ClassVar[tuple[str, ...]] = ("spiked tensor",)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", checks.integer("order", self.order, 2, MOST_ORDER))
@@ -67,7 +72,7 @@ class SpikedTensor:
         object.__setattr__(self, "ridge", checks.number("ridge", self.ridge, 0.0))
 
     def replace(self, **changes: object) -> SpikedTensor:
-        """The same problem with some of its arguments changed, checked as when it was made.
+        """Return a problem with some of the arguments changed, checked as in the constructor.
 
         Parameters
         ----------
@@ -77,41 +82,46 @@ class SpikedTensor:
         Returns
         -------
         SpikedTensor
-            A new one; this one stays as it is.
+            A new problem; this one does not change.
         """
         return checks.replace_fields(self, changes)
 
     @property
-    def parameters(self) -> dict[str, Any]:
-        """The numbers of the problem, as a dictionary that JAX can trace."""
+    def parameters(self) -> Parameters:
+        """The parameters of the problem, as a dictionary that JAX can trace."""
         return {"snr": pytrees.to_float64(self.snr), "ridge": pytrees.to_float64(self.ridge)}
 
     def risk(self, m: RealArray, r2: RealArray) -> RealArray:
-        """The population loss without the ridge and without the noise's constant E|W|^2 = n^k.
+        """Return the population risk, without the ridge and without the constant E|W|^2 = n^k.
 
         ::
 
             |snr v^(k) - x^(k)|^2 = (snr - m^k)^2 + r2 sum_j R^(2j) m^(2(k-1-j)),   R^2 = m^2 + r2
+
+        The sum is over j = 0, ..., k - 1 with k the order.
 
         Parameters
         ----------
         m : float or ndarray
             The overlap <x, v>.
         r2 : float or ndarray
-            The squared length orthogonal to the signal, x^2 - m^2.
+            The squared length orthogonal to the signal, abs(x)^2 - m^2.
 
         Returns
         -------
         float or ndarray
-            A sum of terms that are not negative, so that nothing cancels near 0. Section 3, before Proposition 3.1.
-        """
-        value = spiked_risk(
-            self.order, self.snr, np.asarray(m, dtype=np.float64), np.asarray(r2, dtype=np.float64)
-        )
-        return float(value) if np.ndim(value) == 0 else value
+            The risk. No term of the formula is negative, so that nothing cancels near 0.
 
-    def describe(self) -> dict[str, Any]:
-        """The problem as plain values for the record of a result.
+        Notes
+        -----
+        Source: section 3, before Proposition 3.1.
+        """
+        overlaps, squared_lengths = (np.asarray(value, dtype=np.float64) for value in (m, r2))
+        risks = spiked_risk(self.order, self.snr, overlaps, squared_lengths)
+        return float(risks) if np.ndim(risks) == 0 else risks
+
+    def describe(self) -> dict[str, str | int | float]:
+        """Return the problem as plain values for the record of a result.
 
         Returns
         -------
@@ -127,7 +137,7 @@ class SpikedTensor:
 
 
 def spiked_risk(order: int, snr: float, m: RealArray, r2: RealArray) -> RealArray:
-    """The same of NumPy or JAX values."""
+    """Return the risk of a spiked tensor (see `SpikedTensor.risk`), of NumPy or JAX values."""
     squared_overlap, squared_norm = m * m, m * m + r2
     series = sum(squared_norm**j * squared_overlap ** (order - 1 - j) for j in range(order))
     return (snr - m**order) ** 2 + r2 * series
@@ -154,7 +164,8 @@ class SpikedStart:
         )
         if m.ndim != 1 or m.shape != r2.shape or not len(m):
             raise ValueError(
-                f"m has shape {m.shape} and r2 {r2.shape}: give one number per run in each, with at least one run"
+                f"m has shape {m.shape} and r2 {r2.shape}: give one number per run in each, with "
+                "at least one run"
             )
         object.__setattr__(self, "m", m)
         object.__setattr__(self, "r2", r2)
@@ -167,30 +178,30 @@ class SpikedStart:
 def spiked_start(
     problem: SpikedTensor, *, m: ArrayArgument | None, r2: ArrayArgument | None
 ) -> SpikedStart:
-    """A start from m = <x, v> and r2 = |x - m v|^2 >= 0, each a number or one number per run."""
+    """Make a start from m = <x, v> and r2 = |x - m v|^2 >= 0, each a number or one per run."""
     check_spiked_problem(problem)
-    values = {}
+    arrays = {}
     for name, value in (("m", m), ("r2", r2)):
         array = checks.real_array(name, value, "give a number, or one number per run")
         if array.ndim > 1 or 0 in array.shape:
             raise ValueError(
                 f"{name} has shape {array.shape}: give a number, or one number per run"
             )
-        values[name] = np.atleast_1d(checks.array(name, array, array.shape, "one number per run"))
-    lengths = {name: len(value) for name, value in values.items()}
-    runs = max(lengths.values())
-    if any(length not in (1, runs) for length in lengths.values()):
+        arrays[name] = np.atleast_1d(checks.array(name, array, array.shape, "one number per run"))
+    counts = {name: len(array) for name, array in arrays.items()}
+    runs = max(counts.values())
+    if any(count not in (1, runs) for count in counts.values()):
         raise ValueError(
-            f"m has {lengths['m']} runs and r2 has {lengths['r2']}: give the same number, or one"
+            f"m has {counts['m']} runs and r2 has {counts['r2']}: give the same number, or one"
         )
-    if np.any(values["r2"] < 0):
+    if np.any(arrays["r2"] < 0):
         raise checks.reject(
             "r2",
-            float(values["r2"].min()),
+            float(arrays["r2"].min()),
             "it is the squared length |x|^2 - m^2 orthogonal to the signal: give 0 or more",
         )
     return SpikedStart(
-        np.broadcast_to(values["m"], runs).copy(), np.broadcast_to(values["r2"], runs).copy()
+        np.broadcast_to(arrays["m"], runs).copy(), np.broadcast_to(arrays["r2"], runs).copy()
     )
 
 
@@ -204,18 +215,18 @@ def validate_spiked_start(problem: SpikedTensor, start: SpikedStart) -> SpikedSt
 
 
 def check_spiked_dimension(dimension: int) -> int:
-    """The dimension n: the signal and something orthogonal to it."""
+    """Validate the dimension n: at least 2, for the signal and a direction orthogonal to it."""
     return checks.integer("dimension", dimension, 2, 10**18)
 
 
 def spiked_random_start(
     problem: SpikedTensor, *, dimension: int, seed: int = 0, runs: int = 1, scale: float = 1.0
 ) -> SpikedStart:
-    """m and r2 of x ~ N(0, scale^2 I/n), with their exact law and at a cost that does not depend on n.
+    """Draw m and r2 of x ~ N(0, scale^2 I/n) from their exact law, independent of each other:
 
-        m ~ N(0, scale^2/n),   r2 ~ scale^2 chi2_{n-1}/n,   independent
+        m ~ N(0, scale^2/n),   r2 ~ scale^2 chi2_{n-1}/n
 
-    Run i does not depend on how many runs there are.
+    The cost does not depend on n, and run i does not depend on the number of runs.
     """
     check_spiked_problem(problem)
     n = check_spiked_dimension(dimension)

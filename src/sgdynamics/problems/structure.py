@@ -121,5 +121,5 @@ class Structure:
 
     @property
     def has_excess(self) -> bool:
-        """Whether label noise adds the constant noise/2 to the risk, which defines an excess risk."""
+        """Whether label noise adds the constant noise/2 to the risk, so that excess is defined."""
         return getattr(self.loss, "outer", None) is squared

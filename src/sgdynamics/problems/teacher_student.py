@@ -1,4 +1,4 @@
-"""Two-layer networks that learn from a teacher network, or from any function of a few directions."""
+"""`TeacherStudent` and `MultiIndex`: two-layer networks with a teacher or a multi-index target."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from sgdynamics.problems.losses import (
 )
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.problem_pytree import ParameterAttribute, records_arguments
+from sgdynamics.problems.problem_records import describe_network
 from sgdynamics.samples.arguments import validate_covariance
 from sgdynamics.samples.draws import Draw, binary_probabilities, quantile_edges
 from sgdynamics.samples.input_covariance import eigenvalues
@@ -56,7 +57,7 @@ class _Network(Problem):
             self._parameters["noise"] = pytrees.to_float64(scalar_or_schedule("noise", noise))
         else:
             self._set_noise_law(law)
-        self._try()
+        self._try_functions()
 
     def _set_noise_law(self, law: NoiseLaw) -> None:
         """Set label noise of another law.
@@ -84,6 +85,7 @@ class _Network(Problem):
         return math.inf if law is None else law.finite_moments
 
     def _describe_noise(self) -> Any:
+        """Return the variance of the label noise, or its law, as plain values."""
         law = noise_law(self._arguments["noise"])
         return describe_schedule(self.noise)[0] if law is None else law.describe()
 
@@ -99,7 +101,8 @@ class TeacherStudent(_Network):
 
     ::
 
-        f = (1/p) sum_i a_i s(w_i.x),     y = (1/k) sum_r a*_r s*(w*_r.x) + sqrt(noise) z,     x ~ N(0, I_d)
+        f = (1/p) sum_i a_i s(w_i.x),      x ~ N(0, I_d)
+        y = (1/k) sum_r a*_r s*(w*_r.x) + sqrt(noise) z
 
     Parameters
     ----------
@@ -119,15 +122,15 @@ class TeacherStudent(_Network):
     teacher_head : array_like, optional
         The teacher's head a*, k numbers. Defaults to ones.
     noise : float, callable or NoiseLaw, default 0.0
-        Variance of Gaussian label noise, which may be a function of alpha = samples/d (on fixed data
-        of t), or a law of ``sgd.labels`` (Student t, Laplace, Cauchy).
+        Variance of Gaussian label noise, which may be a function of alpha = samples/d (on fixed
+        data of t), or a law of ``sgd.labels`` (Student t, Laplace, Cauchy).
     head : str, default "fixed"
         "fixed" or "trained". The head a is ones unless the start specifies it.
     constraint : str, optional
-        "sphere" keeps rows at norm 1. By default the rows are free.
+        "sphere" keeps every row at norm 1. By default the rows are free.
     weight_decay : float or callable, default 0.0
-        ``al`` adds ``(al/2)(|W|^2 + |a|^2)`` to the loss of the dynamics (the head only if it is
-        trained), not to the risk.
+        Coefficient al of the penalty ``(al/2)(|W|^2 + |a|^2)``, which the dynamics minimises with
+        the loss (the head only if it is trained), and which is not part of the risk.
     loss : str or callable, default "squared"
         "squared" is (f - y)^2/2; "correlation", "logistic", or a JAX function of (f, y).
     covariance : sequence of (float, float) or Spectrum, optional
@@ -270,7 +273,7 @@ class TeacherStudent(_Network):
             "teacher_head": np.asarray(self.teacher_head).tolist(),
             "noise": self._describe_noise(),
             "loss": self._describe_loss(),
-            **self._describe_common("teacher_gram"),
+            **describe_network(self, "teacher_gram"),
         }
 
 
@@ -299,10 +302,10 @@ class MultiIndex(_Network):
     head : str, default "fixed"
         "fixed" or "trained".
     constraint : str, optional
-        "sphere" keeps rows at norm 1. By default the rows are free.
+        "sphere" keeps every row at norm 1. By default the rows are free.
     weight_decay : float or callable, default 0.0
-        ``al`` adds ``(al/2)(|W|^2 + |a|^2)`` to the loss of the dynamics (the head only if it is
-        trained), not to the risk.
+        Coefficient al of the penalty ``(al/2)(|W|^2 + |a|^2)``, which the dynamics minimises with
+        the loss (the head only if it is trained), and which is not part of the risk.
     loss : str or callable, default "squared"
         "squared", "correlation", "logistic" (labels as the target gives them, so a target of +1 and
         -1), or a JAX function of (output, label).
@@ -397,12 +400,12 @@ class MultiIndex(_Network):
             "noise": self._describe_noise(),
             "loss": self._describe_loss(),
             "kinks": [[list(normal), level] for normal, level in self.kinks],
-            **self._describe_common("gram"),
+            **describe_network(self, "gram"),
             "rerunnable": False,
         }
 
 
-def _planes(value: Any, directions: int) -> tuple[Plane, ...]:
+def _planes(value: object, directions: int) -> tuple[Plane, ...]:
     """Return the kinks of a target as distinct planes (normal, level), with unit normals."""
     fix = (
         f"give numbers (planes z_r = number) or pairs (normal of {directions} numbers, level), "

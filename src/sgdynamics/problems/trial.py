@@ -24,8 +24,8 @@ from sgdynamics.problems.structure import Structure
 from sgdynamics.samples import input_covariance
 
 SAMPLES = 64
-# Largest number of random numbers of all samples together: very wide networks have fewer samples.
-MOST_NUMBERS = 1 << 20
+# Largest number of normal variables in all samples together: very wide networks have fewer samples.
+MOST_NORMALS = 1 << 20
 
 BlockOverlapPair = tuple[np.ndarray, np.ndarray]  # Q and M by covariance block
 NO_OVERLAPS: BlockOverlapPair = (np.zeros(0), np.zeros(0))
@@ -38,7 +38,7 @@ def _normals(fields: int, inputs: int, draws: int) -> tuple[np.ndarray, np.ndarr
     They are the same in every process.
     """
     per_sample = inputs * fields + draws
-    count = max(2, min(SAMPLES, MOST_NUMBERS // per_sample))
+    count = max(2, min(SAMPLES, MOST_NORMALS // per_sample))
     normals = np.random.default_rng(0).standard_normal((count, per_sample))
     return normals[:, :-draws].reshape(count, inputs, fields), normals[:, -draws:]
 
@@ -282,7 +282,7 @@ def evaluate_moves(
     arguments = jax.tree.map(np.asarray, (fields, signals, draws))
     per_sample = sum(leaf.size for leaf in jax.tree.leaves(arguments)) // len(fields)
     # for very wide networks padding would cost more than another compilation
-    least = SAMPLES if SAMPLES * per_sample <= MOST_NUMBERS else 0
+    least = SAMPLES if SAMPLES * per_sample <= MOST_NORMALS else 0
     static = replace(structure, dependence=None)
     batches = []
     for first in range(0, len(fields), SAMPLES):
@@ -298,7 +298,10 @@ def evaluate_moves(
 def with_overlaps(
     structure: Structure, parameters: Parameters, overlaps: BlockOverlapPair
 ) -> Parameters:
-    """Return the parameters with Q and M (by block) and unit input lengths, if the loss reads them."""
+    """Return the parameters with Q and M (by block) and unit input lengths.
+
+    A loss that reads no overlaps gets the parameters as they are.
+    """
     loss = structure.loss
     lengths = np.eye(structure.sample.tokens.inputs_per_sample) if loss.reads_lengths else None
     Q, M = map(jnp.asarray, overlaps)

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from sgdynamics.base.arrays import Function, Numeric, Parameters, PyTree
-from sgdynamics.problems.losses import Loss, UserFunctions
+from sgdynamics.problems.losses import Loss, OuterLoss, UserFunctions
 from sgdynamics.problems.moves import Move
 
-# Names of optional arguments of a user's function, and where `parameters` of a loss have them.
+# Optional arguments of a user's function: their names, and their keys in the parameters of a loss.
 OPTIONAL_ARGUMENTS = {"overlaps": "overlaps", "parameters": "user"}
 
 
@@ -24,8 +24,8 @@ def extra_arguments(
 ) -> tuple[str, ...]:
     """Return the arguments of a user's function after (fields, signals, head, draws), in order.
 
-    Each is "user" (the problem's parameters) or "overlaps". An argument named overlaps or
-    parameters is that; any other name stands for `default`. Only `available` ones are returned.
+    Each is "user" (the problem's parameters) or "overlaps". Arguments named overlaps or parameters
+    have that meaning, all others the meaning `default`. Only `available` ones are returned.
     """
     try:
         signature = inspect.signature(function)
@@ -68,7 +68,7 @@ class UserLoss(Loss):
         return self.reads_blocks
 
     @property
-    def outer(self) -> Any:
+    def outer(self) -> OuterLoss | None:
         """The function of output and label, if the user's function declares one.
 
         It declares that label noise enters only there.
@@ -116,7 +116,7 @@ class UserLoss(Loss):
             head: Float[Numeric, " p"],
             Q: Float[Numeric, "p p"],
             M: Float[Numeric, "p K"],
-        ) -> Any:
+        ) -> Float[Numeric, ""]:
             changed = {**parameters, "overlaps": overlaps._replace(Q=Q, M=M)}
             return self(fields, signals, head, noise_draw, changed)
 
@@ -133,10 +133,13 @@ class UserLoss(Loss):
         noise_draw: PyTree,
         parameters: Parameters,
     ) -> tuple[Any, Move]:
-        """The same for a loss of Q_b and M_b: rows of block b move along dl/dQ_b and dl/dM_b."""
+        """Return the loss and its gradient for a loss of Q_b and M_b.
+
+        Rows of block b move along dl/dQ_b and dl/dM_b.
+        """
         overlaps = parameters["overlaps"]
 
-        def value(fields: Numeric, head: Numeric, Q: Numeric, M: Numeric) -> Any:
+        def value(fields: Numeric, head: Numeric, Q: Numeric, M: Numeric) -> Float[Numeric, ""]:
             blocks = overlaps.blocks._replace(Q=Q, M=M)
             total = overlaps._replace(Q=jnp.sum(Q, axis=0), M=jnp.sum(M, axis=0), blocks=blocks)
             return self(fields, signals, head, noise_draw, {**parameters, "overlaps": total})
@@ -195,7 +198,7 @@ class RuleLoss(Loss):
         head: Float[Numeric, " p"],
         noise_draw: PyTree,
         parameters: Parameters,
-    ) -> Any:
+    ) -> Float[Numeric, ""]:
         if self.risk is None:
             return jnp.full((), jnp.nan, fields.dtype)
         extra = (parameters[name] for name in self.risk_extra)
@@ -212,19 +215,12 @@ class RuleLoss(Loss):
         """Return the risk and the user's move, times the rates of the rows."""
         extra = (parameters[name] for name in self.extra)
         move: Move = self.update(fields, signals, head, noise_draw, *extra)
-        move = move.with_zeros(fields.shape[0], signals.shape[0])
+        H, A, B, g = move.coefficients(fields.shape[0], signals.shape[0])
         if self.moves_by_block:
-            blocks = max(array.shape[0] for array in (move.rows, move.signals) if array.ndim == 3)
-            move = move._replace(
-                rows=jnp.broadcast_to(move.rows, (blocks, *move.rows.shape[-2:])),
-                signals=jnp.broadcast_to(move.signals, (blocks, *move.signals.shape[-2:])),
-            )
+            # One of A and B may be the same for all blocks, or zero.
+            blocks = max(array.shape[0] for array in (A, B) if array.ndim == 3)
+            A, B = (jnp.broadcast_to(array, (blocks, *array.shape[-2:])) for array in (A, B))
         rate = parameters["rates"][:, None].astype(fields.dtype)
-        H = rate * move.inputs.reshape(fields.shape[0], -1)
-        scaled = Move(
-            H.reshape(fields.shape).astype(fields.dtype),
-            rate * move.rows,
-            rate * move.signals,
-            move.head,
-        )
-        return self(fields, signals, head, noise_draw, parameters), scaled
+        H = (rate * H.reshape(fields.shape[0], -1)).reshape(fields.shape).astype(fields.dtype)
+        move = Move(H, rate * A, rate * B, g)
+        return self(fields, signals, head, noise_draw, parameters), move

@@ -1,4 +1,4 @@
-"""Initial conditions of wide networks: particles (M, q, a), given or drawn with the law of random rows."""
+"""Initial conditions of wide networks: particles (M, q, a), stated or drawn like random rows."""
 
 from __future__ import annotations
 

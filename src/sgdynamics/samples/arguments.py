@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -167,22 +167,24 @@ def _check_means(
         )
 
 
-def validate_covariance(value: Any) -> Covariance:
+def validate_covariance(
+    value: Sequence[tuple[float, float]] | Spectrum | dict[str, Any] | None,
+) -> Covariance:
     """The argument ``covariance=``.
 
     It may be None, a list of (eigenvalue, fraction of d), a spectrum, or the record of one.
     """
     if value is None:
         return Covariance(np.ones(1), np.ones(1))
-    spectrum = spectrum_from(value) if isinstance(value, dict) else value
-    if isinstance(spectrum, Spectrum):
-        return Covariance(spectrum.eigenvalues, spectrum.fractions, spectrum)
+    stated = spectrum_from(value) if isinstance(value, dict) else value
+    if isinstance(stated, Spectrum):
+        return Covariance(stated.eigenvalues, stated.fractions, stated)
     fix = (
         "give a list of (eigenvalue, fraction of d), such as [(1, .5), (4, .5)], or "
         "sgd.Spectrum(...), sgd.power_law(...)"
     )
     try:
-        pairs = [(eigenvalue, fraction) for eigenvalue, fraction in value]
+        pairs = [(eigenvalue, fraction) for eigenvalue, fraction in stated]
     except (TypeError, ValueError):
         raise checks.reject("covariance", value, fix) from None
     if not pairs:
@@ -205,7 +207,7 @@ def validate_covariance(value: Any) -> Covariance:
 
 
 def validate_clusters(
-    value: Any, signals: int
+    value: Sequence[tuple[float, Sequence[float], float]] | None, signals: int
 ) -> tuple[tuple[float, tuple[float, ...], float], ...]:
     """The argument ``clusters=``: (weight, coefficients on the signals, label) of each cluster."""
     if value is None:

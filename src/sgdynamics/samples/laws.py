@@ -99,7 +99,7 @@ class NoiseLaw:
         return described if self.df is None else {**described, "df": self.df}
 
 
-def finite_moments(law: str, df: Any = None) -> Any:
+def finite_moments(law: str, df: float | None = None) -> float:
     """Order below which the moments of a law are finite; ``df`` may be traced."""
     return {"laplace": math.inf, "cauchy": 1.0}[law] if df is None else df
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import ArrayArgument
+from sgdynamics.base.arrays import ArrayArgument, Function
 
 UNITS = (
     "dimension",
@@ -357,7 +357,7 @@ def power_law(
     return spectrum
 
 
-def _target_name(target: Any) -> str:
+def _target_name(target: float | Function) -> str:
     return getattr(target, "__name__", "function") if callable(target) else f"{target:g}"
 
 

@@ -1,4 +1,4 @@
-"""Ready models: each is a function that states one `Problem` or `Rule`, with its numbers as arguments."""
+"""Ready models: functions that state a `Problem` or a `Rule` from its parameters."""
 
 from sgdynamics.problems.models.attention import attention, positional_semantic
 from sgdynamics.problems.models.autoencoder import autoencoder

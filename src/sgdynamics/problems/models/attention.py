@@ -1,4 +1,4 @@
-"""A softmax head that learns from a softmax head, and one that can attend by position or by content."""
+"""Models of attention: a softmax head with a teacher, and attention by position or content."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from jaxtyping import Float
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument, Function, Numeric, Parameters, Scalar
 from sgdynamics.problems.losses import squared
-from sgdynamics.problems.models.model import correlated, model, noise_number, none_or
+from sgdynamics.problems.models.model import (
+    model,
+    parse_constraint,
+    token_correlation_matrix,
+    validate_noise,
+)
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.structure import LossDependence, Structure
 from sgdynamics.samples.spectra import Spectrum
@@ -30,7 +35,8 @@ class AttentionLoss:
     """(f - y)^2/2, with f and y the outputs of two softmax heads."""
 
     outer = staticmethod(squared)
-    smooth = True  # the largest entry, which the softmax takes off for safety, drops out of it
+    # The softmax subtracts its largest entry, an operation with kinks, but does not depend on it.
+    smooth = True
 
     def __call__(
         self,
@@ -55,7 +61,7 @@ class AttentionLoss:
         differences = [np.r_[row, -row, 0.0] for row in (q_star, q, v_star, v)]
         error_and_noise = [np.r_[v - v_star, v - v_star, 0.0], np.r_[np.zeros(8), 1.0]]
         rows = [tuple(row.tolist()) for row in (*differences, *error_and_noise)]
-        # a move is a square in v.(x1 - x2) and e, and linear in the noise
+        # A move is quadratic in v.(x1 - x2) and e, and linear in the noise.
         return LossDependence(tuple(rows[:2]), tuple(rows[2:]), (3, 3, 3, 2), (4, 4, 4, 2))
 
 
@@ -88,7 +94,7 @@ def attention(
     gram : array, optional
         Gram matrix of (q*, v*). Defaults to the identity.
     constraint : str, optional
-        "sphere" keeps q and v of norm 1.
+        "sphere" keeps q and v at norm 1.
     weight_decay : float or callable, default 0.0
         Weight decay, as of ``Problem``.
     covariance : sequence of (float, float) or Spectrum, optional
@@ -121,8 +127,8 @@ def attention(
     [0.3635, 0.0659]
     """
     tokens = checks.integer("tokens", tokens, 2)
-    parameters = {"noise": noise_number(noise)}
-    correlation = correlated(tokens, token_correlation)
+    parameters = {"noise": validate_noise(noise)}
+    correlation = token_correlation_matrix(tokens, token_correlation)
     common = {
         "gram": gram,
         "constraint": constraint,
@@ -141,7 +147,7 @@ def attention(
 
 
 def self_attention(fields: Float[Numeric, " 2"]) -> Float[Numeric, " 2"]:
-    """Return A_ll of two tokens, from the softmax over m of F_l F_m; 1 - A_ll is the other entry."""
+    """Return A_ll of two tokens, the softmax of F_l F_m over m; its other entry is 1 - A_ll."""
     return jax.nn.sigmoid(fields * (fields - fields[::-1]))
 
 
@@ -152,14 +158,15 @@ def positional_loss(
     noise_draw: Scalar,
     parameters: Parameters,
 ) -> Float[Numeric, ""]:
-    """|A - A*|^2/2 of the attention matrix against a mixture of one by content and one by position."""
+    """|A - A*|^2/2 of the attention matrix A, with A* a mixture of content and position."""
+    # Both rows of a 2 x 2 attention matrix sum to 1: each contributes two equal squares.
     k, omega = parameters["contrast"], parameters["omega"]
     target = (1 - omega) * self_attention(signals[0]) + omega * jax.nn.sigmoid(2 * k)
     return jnp.sum((self_attention(fields[0]) - target) ** 2)
 
 
-def positions(draws: dict[str, Any], parameters: Parameters) -> Float[Numeric, "2 2"]:
-    """Token l has the mean +- c0 times the second signal."""
+def positional_means(draws: dict[str, Any], parameters: Parameters) -> Float[Numeric, "2 2"]:
+    """Means of the two tokens: c0 and -c0 times the second signal."""
     return parameters["encoding"] * jnp.array([[0.0, 1.0], [0.0, -1.0]])
 
 
@@ -183,7 +190,7 @@ def positional_semantic(
     contrast : float, default 0.5625
         k: the positional target is the softmax of [[k, -k], [-k, k]].
     constraint : str or None, default 'sphere'
-        Keeps the row of norm 1; None, or "none" in a file, lets it grow.
+        "sphere" keeps the row at norm 1; None ("none" in a problem file) leaves its norm free.
     weight_decay : float or callable, default 0.0
         Weight decay, as of ``Problem``.
 
@@ -224,7 +231,7 @@ def positional_semantic(
         "encoding": checks.number("encoding", encoding),
         "contrast": checks.number("contrast", contrast),
     }
-    common = {"constraint": none_or(constraint), "weight_decay": weight_decay}
+    common = {"constraint": parse_constraint(constraint), "weight_decay": weight_decay}
     return Problem(  # type: ignore[arg-type]
-        positional_loss, 1, 2, tokens=2, means=positions, parameters=parameters, **common
+        positional_loss, 1, 2, tokens=2, means=positional_means, parameters=parameters, **common
     )

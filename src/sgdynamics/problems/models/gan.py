@@ -1,4 +1,4 @@
-"""A generative adversarial network of one direction: generator and discriminator learn together, each at its own rate."""
+"""A solvable generative adversarial network: generator and discriminator of one direction each."""
 
 from __future__ import annotations
 
@@ -11,31 +11,47 @@ from jaxtyping import Float
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Function, Numeric, Parameters
 from sgdynamics.problems.models.model import model
-from sgdynamics.problems.moves import Move
+from sgdynamics.problems.moves import LossOverlaps, Move
 from sgdynamics.problems.rule import Rule
 
 
 def adversarial(
     fields: Float[Numeric, "2 2"],
     signals: Float[Numeric, "1 2"],
-    head: Any,
+    head: Float[Numeric, " 2"],
     draws: dict[str, Any],
-    overlaps: Any,
+    overlaps: LossOverlaps,
     parameters: Parameters,
 ) -> Move:
-    """Rows w, v; tokens a, a'; y = c u + sqrt(noise) a is seen, y' = c' v + sqrt(noise') a' is made, and w tells them apart."""
-    c, made_of = draws["seen"], draws["made"]
-    spread, own = jnp.sqrt(parameters["noise"]), jnp.sqrt(parameters["generator_noise"])
-    Q, M, force = overlaps.Q, overlaps.M, parameters["normalisation"]
-    seen = c * M[0, 0] + spread * fields[0, 0]  # w . y
-    made = made_of * Q[0, 1] + own * fields[0, 1]  # w . y'
-    inputs = jnp.stack([jnp.stack([-seen * spread, made * own]), jnp.zeros(2, fields.dtype)])
+    """Return the move of discriminator w and generator v by one real and one generated sample.
+
+    ::
+
+        y = c u + sqrt(noise) a                         (real)
+        y' = c' v + sqrt(generator_noise) a'            (generated)
+        w <- w + rate [y (y.w) - y' (y'.w) - s w (|w|^2 - 1)]
+        v <- v + rate [c' (y'.w) w - s v (|v|^2 - 1)]
+
+    The rows are (w, v), the signal is u, and the tokens are a and a'. The normal draws "seen" and
+    "made" are c and c', and s is the normalisation.
+    """
+    c, c_generated = draws["seen"], draws["made"]
+    sigma = jnp.sqrt(parameters["noise"])
+    sigma_generated = jnp.sqrt(parameters["generator_noise"])
+    Q, M, s = overlaps.Q, overlaps.M, parameters["normalisation"]
+    w_y = c * M[0, 0] + sigma * fields[0, 0]
+    w_y_generated = c_generated * Q[0, 1] + sigma_generated * fields[0, 1]
+    # A move has the opposite sign of the increment; only w moves along inputs and signal.
+    w_inputs = jnp.stack([-w_y * sigma, w_y_generated * sigma_generated])
+    inputs = jnp.stack([w_inputs, jnp.zeros(2, fields.dtype)])
     rows = jnp.array(
-        [[force * (Q[0, 0] - 1), made_of * made], [-made_of * made, force * (Q[1, 1] - 1)]]
+        [
+            [s * (Q[0, 0] - 1), c_generated * w_y_generated],
+            [-c_generated * w_y_generated, s * (Q[1, 1] - 1)],
+        ]
     )
-    return Move(
-        inputs, rows=rows, signals=jnp.stack([jnp.stack([-c * seen]), jnp.zeros(1, fields.dtype)])
-    )
+    signals_of_rows = jnp.stack([jnp.stack([-c * w_y]), jnp.zeros(1, fields.dtype)])
+    return Move(inputs, rows=rows, signals=signals_of_rows)
 
 
 @model
@@ -47,16 +63,23 @@ def gan(
     normalisation: float = 1.0,
     weight_decay: float | Function = 0.0,
 ) -> Rule:
-    """A discriminator w and a generator v of one direction: y = c u + sqrt(noise) a is data, y' = c' v + sqrt(noise') a' is made.
+    """A discriminator w and a generator v that learn one direction u together.
+
+    ::
+
+        real samples       y = c u + sqrt(noise) a
+        generated samples  y' = c' v + sqrt(generator_noise) a'
+
+    All of c, c', a and a' are standard normal.
 
     Parameters
     ----------
     rates : dict of str to float, optional
         Factors of lr for the "discriminator" and the "generator". Defaults to 0.2 and 0.04.
     noise : float, default 1.0
-        Variance of the data about their direction u.
+        Variance of the real samples about their direction u.
     generator_noise : float, default 1.0
-        Variance of what is made about the generator's direction v.
+        Variance of the generated samples about their direction v.
     normalisation : float, default 1.0
         Strength of the force that keeps both rows near norm 1.
     weight_decay : float or callable, default 0.0
@@ -74,10 +97,13 @@ def gan(
 
     Notes
     -----
-    With s the normalisation, w <- w + (r_w lr/d) [y (y.w) - y' (y'.w) - s w (abs(w)^2 - 1)] and
-    v <- v + (r_v lr/d) [c' (y'.w) w - s v (abs(v)^2 - 1)].
-    After Wang, Hu and Lu, "A solvable high-dimensional model of GAN" (2019): perfect recovery, oscillations or mode collapse, by the
-    rates and the noise.
+    With s the normalisation and rates r_w and r_v, ::
+
+        w <- w + (r_w lr/d) [y (y.w) - y' (y'.w) - s w (abs(w)^2 - 1)]
+        v <- v + (r_v lr/d) [c' (y'.w) w - s v (abs(v)^2 - 1)]
+
+    Rates and noise decide between perfect recovery, oscillations and mode collapse.
+    Source: Wang, Hu and Lu, "A solvable high-dimensional model of GAN" (2019).
 
     Examples
     --------
@@ -93,15 +119,20 @@ def gan(
             "rates", rates, 'give numbers by group: {"discriminator": 0.2, "generator": 0.04}'
         )
     rates = {"discriminator": 0.2, "generator": 0.04, **(rates or {})}
-    stated = {"noise": noise, "generator_noise": generator_noise, "normalisation": normalisation}
-    parameters = {name: checks.number(name, value, minimum=0.0) for name, value in stated.items()}
-    groups, draws = {"discriminator": 1, "generator": 1}, {"seen": "normal", "made": "normal"}
+    coefficients = {
+        "noise": noise,
+        "generator_noise": generator_noise,
+        "normalisation": normalisation,
+    }
     return Rule(
         adversarial,
-        groups=groups,
+        groups={"discriminator": 1, "generator": 1},
         rates=rates,
         tokens=2,
-        draws=draws,
-        parameters=parameters,
+        draws={"seen": "normal", "made": "normal"},
+        parameters={
+            name: checks.number(name, coefficient, minimum=0.0)
+            for name, coefficient in coefficients.items()
+        },
         weight_decay=weight_decay,
     )

@@ -1,4 +1,7 @@
-"""`model`: a function that states a problem, as a kind of problem with its own records, `replace` and sweeps; arguments of several."""
+"""`model` makes a function that states a problem a kind of problem, with records and `replace`.
+
+The file also has the validation of arguments that several models share.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from sgdynamics.base import checks
+from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.controls import describe_schedule, is_scheduled
 from sgdynamics.base.user_functions import function_identity
 from sgdynamics.problems.problem import Problem
@@ -18,23 +22,26 @@ from sgdynamics.problems.problem_values import plain_values
 Arguments = ParamSpec("Arguments")
 Stated = TypeVar("Stated", bound=Problem)
 
-MODELS: dict[str, Callable[..., Problem]] = {}  # by name, for records and problem files
+# All models by name, from which records and problem files make their problems.
+MODELS: dict[str, Callable[..., Problem]] = {}
 
 
 def model(function: Callable[Arguments, Stated]) -> Callable[Arguments, Stated]:
-    """Turn a function that states a problem into a model: what it returns records the function's own arguments.
+    """Turn a function that states a problem into a model, whose problems record its arguments.
 
     Parameters
     ----------
     function : callable
-        Takes numbers (and names, sizes, activations) and returns an ``sgd.Problem`` or ``sgd.Rule``. Its losses and updates must be
-        defined outside of it, so that two calls give equal problems that share one compiled program; a number that stands in the
-        problem's ``parameters`` under the name of the argument never compiles again.
+        Function of parameters (and names, sizes, activations) that returns an ``sgd.Problem`` or
+        ``sgd.Rule``. Its losses and updates must be defined outside of the function, so that
+        problems of two calls are equal and share one compiled program. An argument that is also
+        an entry of the problem's ``parameters``, under the same name, changes without compilation.
 
     Returns
     -------
     callable
-        The same function. Its problems have its name as ``kind``; ``replace``, records, problem files and sweeps take its arguments.
+        The same function. The ``kind`` of its problems is the name of the function; ``replace``,
+        records, problem files and sweeps take its arguments.
 
     Examples
     --------
@@ -54,7 +61,7 @@ def model(function: Callable[Arguments, Stated]) -> Callable[Arguments, Stated]:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         problem = function(*bound.args, **bound.kwargs)
-        # written past the freeze: the problem is still being made
+        # Written to `vars`, because the constructor has already frozen the problem.
         vars(problem).update(
             _model=make_problem,
             _describe_model=_describe_arguments,
@@ -68,7 +75,11 @@ def model(function: Callable[Arguments, Stated]) -> Callable[Arguments, Stated]:
 
 
 def _describe_arguments(problem: Problem) -> dict[str, Any]:
-    """Return the record of a model's problem: its name, and the current values of its arguments."""
+    """Return the record of a model's problem: its name and the current values of its arguments.
+
+    An argument that is a parameter of the problem may have been replaced by JAX: the record has the
+    current parameter.
+    """
     parameters = {
         "weight_decay": problem._parameters["weight_decay"],
         **problem._parameters.get("user", {}),
@@ -79,36 +90,40 @@ def _describe_arguments(problem: Problem) -> dict[str, Any]:
         value: Any = argument if argument is None else parameters.get(name, argument)
         if hasattr(value, "describe") and not is_scheduled(value):
             record[name] = value.describe()
-        elif callable(value):
-            record[name], is_rerunnable = (
-                describe_schedule(value)
-                if is_scheduled(value)
-                else (function_identity(value), False)
-            )
+        elif is_scheduled(value):
+            record[name], is_rerunnable = describe_schedule(value)
             rerunnable = rerunnable and is_rerunnable
+        elif callable(value):
+            record[name] = function_identity(value)
+            rerunnable = False
+        elif value is None or isinstance(value, (str, bool)):
+            record[name] = value
         else:
-            record[name] = (
-                value if value is None or isinstance(value, (str, bool)) else plain_values(value)
-            )
+            record[name] = plain_values(value)
     return record if rerunnable else {**record, "rerunnable": False}
 
 
-def noise_number(value: Any) -> Any:
-    """A variance, or a function of alpha."""
-    return value if callable(value) else checks.number("noise", value, minimum=0.0)
+def validate_noise(noise: float | Function) -> float | Function:
+    """Return the variance of the label noise, a number or a function of alpha."""
+    return noise if callable(noise) else checks.number("noise", noise, minimum=0.0)
 
 
-def none_or(constraint: str | None) -> str | None:
-    """A constraint; "none" is None, for which files have no word."""
+def parse_constraint(constraint: str | None) -> str | None:
+    """Return the constraint. The name "none" stands for None, which problem files cannot write."""
     return None if constraint == "none" else constraint
 
 
-def correlated(tokens: int, value: Any) -> Any:
-    """A matrix as it is; of a number the matrix with it between any two tokens."""
-    if not isinstance(value, (int, float, np.number)) or isinstance(value, bool):
-        return value
-    low = -1.0 / (tokens - 1) if tokens > 1 else -1.0
-    c = checks.number("token_correlation", value, minimum=low)
+def token_correlation_matrix(
+    tokens: int, correlation: ArrayArgument | None
+) -> ArrayArgument | None:
+    """Return the correlation matrix of the tokens; a number is that of any two tokens."""
+    if not isinstance(correlation, (int, float, np.number)) or isinstance(correlation, bool):
+        return correlation
+    # 1 + (tokens - 1) c is the smallest eigenvalue for c < 0, so that c has this lower bound.
+    minimum = -1.0 / (tokens - 1) if tokens > 1 else -1.0
+    c = checks.number("token_correlation", correlation, minimum=minimum)
     if c > 1.0:
-        raise checks.reject("token_correlation", value, f"a correlation is between {low:.3g} and 1")
+        raise checks.reject(
+            "token_correlation", correlation, f"a correlation is between {minimum:.3g} and 1"
+        )
     return np.eye(tokens) + c * (np.ones((tokens, tokens)) - np.eye(tokens))

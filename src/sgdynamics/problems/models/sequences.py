@@ -1,10 +1,9 @@
-"""Sequences seen through one direction: a function of the L numbers w.x_l learns the same function of w*.x_l."""
+"""Single-index models of sequences: a function of the L projections w.x_l of the tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +13,12 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument, Function, Numeric, Parameters, Scalar
 from sgdynamics.base.user_functions import validate_function
 from sgdynamics.problems.losses import squared
-from sgdynamics.problems.models.model import correlated, model, noise_number, none_or
+from sgdynamics.problems.models.model import (
+    model,
+    parse_constraint,
+    token_correlation_matrix,
+    validate_noise,
+)
 from sgdynamics.problems.problem import Problem
 from sgdynamics.samples.spectra import Spectrum
 
@@ -29,22 +33,25 @@ def total(values: Float[Numeric, " tokens"]) -> Float[Numeric, ""]:
     return jnp.sum(values)
 
 
-LINKS = {"product": product, "sum": total}
+# A function of the projections of all tokens.
+SequenceFunction = Callable[[Float[Numeric, " tokens"]], Float[Numeric, ""]]
+
+LINKS: dict[str, SequenceFunction] = {"product": product, "sum": total}
 
 
 @dataclass(frozen=True)
 class SequenceLoss:
-    """(f(F) - g(F*) - noise)^2/2."""
+    """(f(F) - g(F*) - noise)^2/2 with F = w.x and F* = w*.x of all tokens."""
 
-    link: Any
-    target: Any
+    link: SequenceFunction
+    target: SequenceFunction
     outer = staticmethod(squared)
 
     def __call__(
         self,
         fields: Float[Numeric, "1 tokens"],
         signals: Float[Numeric, "1 tokens"],
-        head: Any,
+        head: Float[Numeric, " 1"],
         noise_draw: Scalar,
         parameters: Parameters,
     ) -> Scalar:
@@ -54,8 +61,8 @@ class SequenceLoss:
         )
 
 
-def resolve_link(argument: str, value: Any, tokens: int) -> Any:
-    """The function that a name stands for, or a user's function of the numbers of all tokens."""
+def resolve_link(argument: str, value: str | Function, tokens: int) -> SequenceFunction:
+    """Return the function of a name, or a user's function of the projections of all tokens."""
     if isinstance(value, str):
         return LINKS[checks.choice(argument, value, LINKS)]
     validate_function(
@@ -82,24 +89,28 @@ def sequence_single_index(
     weight_decay: float | Function = 0.0,
     covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
 ) -> Problem:
-    """One direction read through a function of a whole sequence, y = g(w*.x_1, ..., w*.x_L) + noise, f = f(w.x_1, ..., w.x_L).
+    """A single-index model of sequences: labels depend on one direction in all tokens.
+
+    ::
+
+        y = g(w*.x_1, ..., w*.x_L) + noise,      output f(w.x_1, ..., w.x_L)
 
     Parameters
     ----------
     link : str or callable, default 'product'
-        f: "product", "sum", or a JAX function of the L numbers.
+        The function f: "product", "sum", or a JAX function of the vector of the L projections.
     tokens : int, default 2
-        L: how many inputs a sequence has.
+        Number of inputs of a sequence, L.
     target : str or callable, optional
-        The function g. Defaults to the link.
+        The function g of the labels. Defaults to the link.
     noise : float or callable, default 0.0
         Variance of the label noise, or a function of alpha.
     constraint : str or None, default 'sphere'
-        Keeps the row of norm 1; None, or "none" in a file, lets it grow.
+        "sphere" keeps the row at norm 1; None ("none" in a problem file) leaves its norm free.
     token_correlation : float or array, optional
-        Between any two tokens, or the whole matrix.
+        Correlation between any two tokens, or the whole matrix. Defaults to none.
     means : array, optional
-        Means of the tokens along w*, (tokens, 1).
+        Coefficients of the tokens' means on w*, (tokens, 1).
     weight_decay : float or callable, default 0.0
         Weight decay, as of ``Problem``.
     covariance : sequence of (float, float) or Spectrum, optional
@@ -117,19 +128,25 @@ def sequence_single_index(
 
     See Also
     --------
-    sequence_information_exponent : how long it takes to find w* from a random start.
+    sequence_information_exponent : the exponent, and the time to find w* from a random start.
 
     Notes
     -----
-    On the sphere and for independent tokens, dm/dt = (1 - m^2) sum_n n b_n m^(n-1) - (lr/2) m E|h|^2 with b_n the common Hermite
-    coefficients of f and g of degree n: the smallest n >= 1 with b_n not 0 is the exponent. The product of n tokens has exponent n:
-    from m = d^(-1/2), t = O(1), log(d)/4 and sqrt(d)/3 for n = 1, 2, 3.
+    On the sphere and for independent tokens the overlap m = w.w* obeys ::
+
+        dm/dt = (1 - m^2) sum_n n b_n m^(n-1) - (lr/2) m E|h|^2
+
+    where b_n is the sum of the products of the Hermite coefficients of degree n of f and g. The
+    smallest n >= 1 with nonzero b_n is the information exponent. The product of n tokens has
+    exponent n: from m = d^(-1/2), weak recovery takes the time t = O(1), log(d)/4 and sqrt(d)/3 for
+    n = 1, 2, 3.
 
     Examples
     --------
     >>> import sgdynamics as sgd
     >>> problem = sgd.models.sequence_single_index(tokens=3)
-    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), sgd.start(problem, M=[[0.2]], Q=[[1.0]]), times=[1.0])
+    >>> start = sgd.start(problem, M=[[0.2]], Q=[[1.0]])
+    >>> path = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), start, times=[1.0])
     >>> print(f"{float(path.M[0, 0, 0, 0]):.8f}")
     0.06386001
     """
@@ -138,7 +155,7 @@ def sequence_single_index(
     loss = SequenceLoss(f, f if target is None else resolve_link("target", target, tokens))
     data = {
         "tokens": tokens,
-        "token_correlation": correlated(tokens, token_correlation),
+        "token_correlation": token_correlation_matrix(tokens, token_correlation),
         "means": means,
         "covariance": covariance,
     }
@@ -146,8 +163,8 @@ def sequence_single_index(
         loss,
         1,
         1,
-        parameters={"noise": noise_number(noise)},
-        constraint=none_or(constraint),
+        parameters={"noise": validate_noise(noise)},
+        constraint=parse_constraint(constraint),
         weight_decay=weight_decay,
         **data,
     )

@@ -1,4 +1,7 @@
-"""Which functions count as smooth: those alone may have their gradient differentiated once more, or go on a grid."""
+"""`analyse_function`: detection of smooth functions and of the arguments that a function reads.
+
+Only the gradient of a smooth loss may be differentiated again or be integrated on a grid.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,10 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.base.user_functions import analyse_function
 
+# Fields f, signals s, head a and noise draw z; the head is not random.
+ARGUMENTS = (np.zeros(2), np.zeros(1), np.zeros(2), np.zeros(()))
+RANDOM = (True, True, False, True)
+
 SMOOTH = {
     "tanh": lambda f, s, a, z: jnp.sum(jnp.tanh(f) - s) ** 2 * z,
     "erf": lambda f, s, a, z: jnp.sum(jax.scipy.special.erf(f / np.sqrt(2)) - s),
@@ -17,7 +24,8 @@ SMOOTH = {
     "softplus by hand": lambda f, s, a, z: jnp.sum(jnp.log1p(jnp.exp(f))),
     "kinks in the head only": lambda f, s, a, z: jnp.sum(jnp.abs(a) * f) + jnp.sqrt(0.1) * z,
 }
-# sqrt(f^2), a stopped gradient and a rounded number look harmless, and their second derivative misses what the first one does
+# The kinks of sqrt(f^2), a stopped gradient and a rounded number are invisible at generic points,
+# and their second derivatives are wrong.
 KINKED = {
     "abs": lambda f, s, a, z: jnp.sum(jnp.abs(f)),
     "root of a square": lambda f, s, a, z: jnp.sum(jnp.sqrt(f**2)),
@@ -32,30 +40,19 @@ KINKED = {
 
 
 @pytest.mark.parametrize("name", [*SMOOTH, *KINKED])
-def test_kinks_are_seen(name):
-    arguments = (np.zeros(2), np.zeros(1), np.zeros(2), np.zeros(()))
-    assert analyse_function(
-        {**SMOOTH, **KINKED}[name], *arguments, random=(True, True, False, True)
-    )[0] == (name in SMOOTH)
+def test_smooth_functions_are_told_from_functions_with_kinks(name):
+    is_smooth, _ = analyse_function({**SMOOTH, **KINKED}[name], *ARGUMENTS, random=RANDOM)
+    assert is_smooth == (name in SMOOTH)
 
 
-def test_what_is_read_is_seen():
-    arguments = (np.zeros(2), np.zeros(1), np.zeros(2), np.zeros(()))
-    assert analyse_function(SMOOTH["tanh"], *arguments, random=(True, True, False, True))[1] == [
-        True,
-        True,
-        False,
-        True,
-    ]
-    assert analyse_function(SMOOTH["gelu"], *arguments, random=(True, True, False, True))[1] == [
-        True,
-        False,
-        False,
-        False,
-    ]
+def test_detection_of_the_arguments_that_a_function_reads():
+    _, reads = analyse_function(SMOOTH["tanh"], *ARGUMENTS, random=RANDOM)
+    assert reads == [True, True, False, True]
+    _, reads = analyse_function(SMOOTH["gelu"], *ARGUMENTS, random=RANDOM)
+    assert reads == [True, False, False, False]
 
 
-def test_means_that_jump_with_a_draw_count():
+def test_a_loss_is_not_smooth_if_its_means_jump_with_a_draw():
     def loss(f, s, a, draws):
         return 0.5 * (jnp.tanh(f[0]) - s[0]) ** 2
 
