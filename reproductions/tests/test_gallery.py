@@ -170,7 +170,7 @@ def test_a_figure_without_its_package_is_skipped(tmp_path, monkeypatch, capsys):
         r"\*\*Skipped\*\* after [\d.]+ s: The digits of this figure come with scikit-learn", page
     )
     assert re.search(
-        r"<p class='skipped'>skipped after [\d.]+ s: the digits of this figure come with"
+        r"<p class='skipped'>skipped after [\d.]+ s: The digits of this figure come with"
         r" scikit-learn",
         web,
     )
@@ -279,7 +279,7 @@ def test_full_size_data_are_drawn_with_their_sizes(stem):
 
 
 def test_full_size_exit_times_are_drawn_at_their_widths_and_dimensions():
-    """One panel per formula and one curve per width, from d = 100 to 1e6, side by side at each d."""
+    """One panel per formula and one curve per width from d = 100 to 1e6, side by side at each d."""
     fig, data = gallery.draw_full_size("escaping_mediocrity", "2")
     assert [text.get_text() for text in fig.legends[0].get_texts()] == [
         f"$p$ = {p}" for p in (1, 2, 5, 10)

@@ -60,9 +60,9 @@ def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     Four erf units with fixed heads +2, -2, +2, -2 learn one unit from two samples per dimension
     with label noise 0.3, from rows 0.1 N(0, I/d), by full-batch steps with lr = 1. The signal is
     learned by t = 5, when the risk on fresh data is lowest. Then the network fits the noise by rows
-    that grow in all directions. Lines: DMFT, until its number of directions is no longer small compared
-    with its number of paths. Circles: runs in d dimensions. The share is ``|W w*|/|W|`` with mean
-    squares of both.
+    that grow in all directions. Lines: DMFT, until its number of directions is no longer small
+    compared with its number of paths. Circles: runs in d dimensions. The share is ``|W w*|/|W|``
+    with mean squares of both.
 
     Examples
     --------

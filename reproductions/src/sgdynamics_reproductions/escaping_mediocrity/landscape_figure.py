@@ -133,7 +133,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "samples_error": ("d", error, {"long_name": "its standard error"}),
             "samples_quenched": (
                 "d",
-                exit_time_quenched(1, dimensions, GAMMA, 0.0, THRESHOLD) / GAMMA,
+                np.asarray(exit_time_quenched(1, dimensions, GAMMA, 0.0, THRESHOLD)) / GAMMA,
             ),
         },
         {"hessian_d": ("size", list(sizes)), "d": dimensions, "runs": ("d", list(counts.values()))},
