@@ -10,6 +10,8 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import numpy as np
 import xarray as xr
 
+from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base.progress import warn
 from sgdynamics.results.clock import Clock
 from sgdynamics.results.datasets import largest_share, record, time_coordinates
@@ -30,8 +32,8 @@ class Labels(NamedTuple):
 class ResultSource(ABC):
     """The dynamics that produced a result, as the result needs to know it."""
 
-    problem: Any  # what the result records
-    algorithm: Any  # OnePassSGD, or FixedData where the dynamics has a data set
+    problem: Any  # each dynamics has its own class of problems
+    algorithm: OnePassSGD | FixedData
     dimension_symbol: ClassVar[str] = "d"
 
     @abstractmethod
