@@ -1,4 +1,4 @@
-"""The ODE: reference trajectories, closed matrix forms, and the mean increment of real SGD steps at small d."""
+"""The ODE: reference trajectories, closed matrix forms, and the mean increment of real steps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from sgdynamics.solvers.batch import sampling_errors
 from sgdynamics.solvers.ode import prepare_ode
 from tests.conftest import S0_M, S0_Q, Z, s0, slow
 
-TIMES = np.array([1.0, 10.0, 100.0])  # of the slides, t/p of the library
+# Times of the slides, which are t/p of the library.
+TIMES = np.array([1.0, 10.0, 100.0])
 
 
 def erf(noise=1e-3, **options):
@@ -57,19 +58,15 @@ def test_reference_trajectories(lr, options, expected):
 )
 def test_reference_risks_at_the_start(name, expected):
     problem = sgd.TeacherStudent(width=4, teacher_width=2, activation=name)
-    begin = s0(problem)
+    start = s0(problem)
     with jax.enable_x64(True):
-        risk = jax.jit(
-            partial(
-                functional.risk, problem.structure, quadrature=functional.quadrature(problem, begin)
-            )
-        )
-        found = risk(problem.parameters, functional.state(begin))
-    assert float(found) == pytest.approx(expected, rel=1e-11)
-    if (
-        name == "tanh"
-    ):  # one is asked of the solver too: the others would be a program each for one number
-        result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.0), begin, times=[0.0])
+        quadrature = functional.quadrature(problem, start)
+        risk = jax.jit(partial(functional.risk, problem.structure, quadrature=quadrature))
+        initial_risk = risk(problem.parameters, functional.state(start))
+    assert float(initial_risk) == pytest.approx(expected, rel=1e-11)
+    # One activation is enough for the solver: each would be a program for a single number.
+    if name == "tanh":
+        result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.0), start, times=[0.0])
         assert float(result.risk[0, 0]) == pytest.approx(expected, rel=1e-11)
         assert result.attrs["error_quadrature"] < 1e-8
 
@@ -77,21 +74,22 @@ def test_reference_risks_at_the_start(name, expected):
 def test_reference_right_hand_side():
     problem = erf()
     rate = rates(problem, s0(problem), 1.0)
-    # per unit of the slides' time, which is t/p
+    # Rates per unit of the slides' time, which is t/p.
     assert 4 * float(rate["M"][0, 0, 0]) == pytest.approx(0.143275615737, rel=1e-10)
     assert 4 * float(rate["Q"][0, 0, 0]) == pytest.approx(-0.022956323747, rel=1e-9)
     assert 4 * float(rate["Q"][0, 0, 1]) == pytest.approx(-0.048360663719, rel=1e-10)
 
 
 def rates(problem, start, lr, *, batch=1, **options):
+    """The drift at a start."""
     with jax.enable_x64(True):
         drift = jax.jit(partial(functional.drift, problem.structure, batch=batch))
-        found = drift(problem.parameters, functional.state(start), lr=lr, **options)
-        return {name: np.asarray(value) for name, value in found.items()}
+        values = drift(problem.parameters, functional.state(start), lr=lr, **options)
+        return {name: np.asarray(value) for name, value in values.items()}
 
 
 def test_point_A_of_escaping_mediocrity():
-    # t there is t/p of the library, gamma = lr, p = 2
+    # The paper's t is t/p of the library, gamma = lr, and p = 2.
     M, Q = [[0.3], [-0.2]], [[1, 0.4], [0.4, 0.8]]
     problem = sgd.TeacherStudent(width=2, activation="square", noise=0.5)
     rate = rates(problem, sgd.start(problem, M=M, Q=Q), 0.2)
@@ -100,12 +98,12 @@ def test_point_A_of_escaping_mediocrity():
         2 * rate["Q"][0][[0, 0, 1], [0, 1, 1]], [-1.0712, -2.0208, -0.7392], rtol=1e-12
     )
     trained = sgd.TeacherStudent(width=2, activation="square", noise=0.5, head="trained")
-    begin = sgd.start(trained, M=M, Q=Q, a=[0.9, 1.2])
-    # the paper's head moves at gamma/d per step: p times its first layer's clock
-    rate = rates(trained, begin, 0.2)
+    start = sgd.start(trained, M=M, Q=Q, a=[0.9, 1.2])
+    # The paper's head moves by gamma/d per step, which is p times the rate of its first layer.
+    rate = rates(trained, start, 0.2)
     np.testing.assert_allclose(2 * rate["a"], [-0.842, -0.776], rtol=1e-12)
     np.testing.assert_allclose(2 * rate["M"][0, :, 0], [0.8046, -0.792], rtol=1e-12)
-    risk = sgd.solve_ode(trained, sgd.OnePassSGD(lr=0.2), begin, times=[0.0]).risk
+    risk = sgd.solve_ode(trained, sgd.OnePassSGD(lr=0.2), start, times=[0.0]).risk
     assert float(risk[0, 0]) == pytest.approx(1.64275, rel=1e-12)
     sphere = sgd.TeacherStudent(width=2, activation="square", noise=0.1, constraint="sphere")
     rate = rates(sphere, sgd.start(sphere, M=[[0.1], [-0.05]], Q=[[1, 0.02], [0.02, 1]]), 0.2)
@@ -117,9 +115,9 @@ def test_point_B_and_matrix_form_of_quadratic_networks():
     W = np.array([[0.5, -0.2, 0.3, 0.7], [0.1, 0.4, -0.6, 0.2], [-0.3, 0.8, 0.2, -0.1]])
     rho, Q, eta, p, k = W[:, :2], W @ W.T, 0.12, 3, 2
     problem = sgd.TeacherStudent(width=3, teacher_width=2, activation="square")
-    begin = sgd.start(problem, M=rho, Q=Q)
-    # loss without 1/2: lr = 2 eta, and d/d alpha = lr d/dt
-    rate = rates(problem, begin, 2 * eta)
+    start = sgd.start(problem, M=rho, Q=Q)
+    # The loss has no factor 1/2: lr = 2 eta, and d/dalpha = lr d/dt.
+    rate = rates(problem, start, 2 * eta)
     A, T = rho @ rho.T, np.trace(Q)
     d_rho = 4 * eta / p * ((1 + 2 / k - T / p) * rho - 2 / p * Q @ rho)
     linear = 8 * eta / p * ((1 - T / p) * Q + 2 / k * A - 2 / p * Q @ Q)
@@ -136,7 +134,7 @@ def test_point_B_and_matrix_form_of_quadratic_networks():
     assert FF[0, 0] == pytest.approx(0.02392569173, rel=1e-9)
     assert FF[0, 1] == pytest.approx(0.0003009877333, rel=1e-9)
     assert d_rho[2, 1] == pytest.approx(0.08149333333, rel=1e-9)
-    risk = sgd.solve_ode(problem, sgd.OnePassSGD(lr=2 * eta), begin, times=[0.0]).risk
+    risk = sgd.solve_ode(problem, sgd.OnePassSGD(lr=2 * eta), start, times=[0.0]).risk
     assert 2 * float(risk[0, 0]) == pytest.approx(0.7075555556, rel=1e-9)
 
 
@@ -153,56 +151,59 @@ CASES = {
 }
 
 
-# those of batches and of the sphere alone are in "sphere, batch"; heads and sampled drifts are also held against runs by the contracts
+# Slow cases are covered by "sphere, batch"; the contracts compare heads and sampled drifts with
+# runs.
 @pytest.mark.parametrize("name", slow(CASES, ("batch", "sphere", "head", "sampled")))
 @pytest.mark.runs_long
 def test_finite_dimension_is_the_mean_increment_of_real_steps(name):
-    """One step of d-dimensional SGD, averaged over fresh inputs, at a d where the 1/d terms are a good part of the whole."""
+    """One step of SGD in d dimensions, averaged over fresh inputs.
+
+    The dimension is so small that the terms of relative order 1/d are large.
+    """
     options, batch = CASES[name]
     problem = sgd.TeacherStudent(width=2, teacher_width=1, **options)
     dimension, lr, count = 16, 1.5, 300_000
     if name == "sphere":
-        lr = 0.5  # sixth moments of the fields: at a larger rate neither average converges
-    blocks = problem.structure.blocks
+        # The drift has sixth moments of the fields: neither average converges at a larger rate.
+        lr = 0.5
     M = np.array([[0.5], [-0.2]])
     Q = np.array([[1.0, 0.3], [0.3, 1.0]])
-    begin = sgd.start(problem, M=M, Q=Q, a=[1.2, 0.7])
+    start = sgd.start(problem, M=M, Q=Q, a=[1.2, 0.7])
     algorithm = sgd.OnePassSGD(lr=lr, batch=batch, head_rate=0.6)
     finite = functional.finite(problem, dimension, batch)
-    rate = rates(problem, begin, lr, head_rate=0.6, batch=batch, finite=finite)
-    limit = rates(problem, begin, lr, head_rate=0.6, batch=batch)
+    rate = rates(problem, start, lr, head_rate=0.6, batch=batch, finite=finite)
+    limit = rates(problem, start, lr, head_rate=0.6, batch=batch)
     sizes = problem.block_dimensions(dimension)
     with jax.enable_x64(True):
-        direct = DirectSGD(problem, algorithm, begin, dimension, sizes)
-        first = jax.tree.map(lambda part: part[0], direct.initial(np.array([0])))
+        direct = DirectSGD(problem, algorithm, start, dimension, sizes)
+        initial = jax.tree.map(lambda leaf: leaf[0], direct.initial(np.array([0])))
 
-        def one(key):
+        def step(key):
             data, noise = jax.random.split(key)
             x = jax.random.normal(data, (batch, dimension)) * direct.embedding.scale
             z = jax.random.normal(noise, (batch,))
-            args = (problem.structure, (direct.parameters, direct.algorithm), lr / dimension)
-            return direct_step(*args, first, x, z, direct.embedding)
+            parameters = (direct.parameters, direct.algorithm)
+            return direct_step(
+                problem.structure, parameters, lr / dimension, initial, x, z, direct.embedding
+            )
 
-        after = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(11), count))
-        moved = direct.overlaps(after)
-    for part, before in (("M", begin.M_blocks[0]), ("Q", begin.Q_blocks[0]), ("a", begin.a[0])):
-        samples = (moved[part] - before) * dimension / lr
+        keys = jax.random.split(jax.random.key(11), count)
+        overlaps = direct.overlaps(jax.jit(jax.vmap(step))(keys))
+    # Error of the library where it samples too: of its noise term, or of the remainder on the
+    # sphere.
+    accuracy = {"sampled": 0.004, "sphere": 0.03, "sphere, batch": 0.0005}.get(name, 1e-9)
+    before = {"M": start.M_blocks[0], "Q": start.Q_blocks[0], "a": start.a[0]}
+    for variable, value in before.items():
+        samples = (overlaps[variable] - value) * dimension / lr
         mean, error = samples.mean(axis=0), samples.std(axis=0) / np.sqrt(count)
-        # where the library samples too: the error of its noise term, or of the remainder on the sphere
-        slack = {"sampled": 0.004, "sphere": 0.03, "sphere, batch": 0.0005}.get(name, 1e-9) * (
-            1 + np.abs(rate[part]).max()
-        )
-        assert np.all(np.abs(mean - rate[part]) <= Z * error + slack), (
-            part,
-            mean,
-            rate[part],
-            error,
-        )
-    # the test can tell: the limit d -> infinity is many standard errors away
+        slack = accuracy * (1 + np.abs(rate[variable]).max())
+        gap = np.abs(mean - rate[variable])
+        assert np.all(gap <= Z * error + slack), (variable, mean, rate[variable], error)
+    # The test is able to fail: the limit d -> infinity is many standard errors away.
     gap = np.abs(limit["Q"] - rate["Q"]).max()
     assert gap > 3 * slack
-    assert gap > 8 * samples_error(moved["Q"], begin.Q_blocks[0], dimension / lr)
-    assert blocks == rate["Q"].shape[0]
+    assert gap > 8 * samples_error(overlaps["Q"], start.Q_blocks[0], dimension / lr)
+    assert problem.structure.blocks == rate["Q"].shape[0]
 
 
 def samples_error(values, before, scale):
@@ -213,13 +214,13 @@ def samples_error(values, before, scale):
 @pytest.mark.slow
 def test_many_starts_at_once_and_dense_output():
     problem = erf()
-    begin = sgd.random_start(problem, dimension=200, runs=5, seed=2)
+    start = sgd.random_start(problem, dimension=200, runs=5, seed=2)
     algorithm = sgd.OnePassSGD(lr=0.5)
-    all_at_once = sgd.solve_ode(problem, algorithm, begin, times=np.geomspace(0.01, 8, 33))
+    all_at_once = sgd.solve_ode(problem, algorithm, start, times=np.geomspace(0.01, 8, 33))
     alone = sgd.solve_ode(
         problem,
         algorithm,
-        sgd.Start(begin.M_blocks[3:4], begin.Q_blocks[3:4], begin.a[3:4]),
+        sgd.Start(start.M_blocks[3:4], start.Q_blocks[3:4], start.a[3:4]),
         times=[0.01, 8.0],
     )
     np.testing.assert_allclose(all_at_once.Q.values[3, [0, -1]], alone.Q.values[0], rtol=1e-8)
@@ -228,15 +229,18 @@ def test_many_starts_at_once_and_dense_output():
     np.testing.assert_allclose(all_at_once.alpha, all_at_once.t / 0.5)
 
 
-@pytest.mark.slow  # the mean of one step is held to reference values in test_spectra, and to the exact mean in test_solve_linear
+@pytest.mark.slow  # fast tests of the mean of one step: test_spectra and test_solve_linear
 def test_steps_and_not_the_flow_give_the_mean_of_a_linear_network():
-    """A linear drift closes on its mean: made as steps of lr/d it is the mean of the runs, integrated it is off by O(lr/d) (theory.md)."""
+    """The mean of a linear network obeys a closed recursion in steps of lr/d.
+
+    The recursion is the mean of the runs; the integrated drift differs by O(lr/d) (theory.md).
+    """
     d, lr, runs = 40, 1.0, 40000
     problem, algorithm = (
         sgd.TeacherStudent(width=1, activation="linear", noise=0.5),
         sgd.OnePassSGD(lr=lr),
     )
-    begin = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
+    start = sgd.start(problem, M=[[0.0]], Q=[[1.0]])
     finite = functional.finite(problem, d)
     with jax.enable_x64(True):
         step = jax.jit(
@@ -246,16 +250,15 @@ def test_steps_and_not_the_flow_give_the_mean_of_a_linear_network():
                 functional.drift(problem.structure, problem.parameters, s, lr=lr, finite=finite),
             )
         )
-        state = functional.state(begin)
+        state = functional.state(start)
         for _ in range(d):
             state = step(state)
-        exact = float(
-            jax.jit(lambda s: functional.risk(problem.structure, problem.parameters, s))(state)
-        )
+        risk = jax.jit(partial(functional.risk, problem.structure))
+        exact = float(risk(problem.parameters, state))
     chain = sgd.simulate(
-        problem, algorithm, begin, steps=[d], dimension=d, runs=runs, seed=0
+        problem, algorithm, start, steps=[d], dimension=d, runs=runs, seed=0
     ).risk.values[:, 0]
-    flow = float(sgd.solve_ode(problem, algorithm, begin, steps=[d], dimension=d).risk[0, 0])
+    flow = float(sgd.solve_ode(problem, algorithm, start, steps=[d], dimension=d).risk[0, 0])
     error = chain.std(ddof=1) / np.sqrt(runs)
     assert abs(chain.mean() - exact) < 4.9 * error  # one false alarm in a million
     assert abs(flow - exact) > 5 * error
@@ -263,47 +266,47 @@ def test_steps_and_not_the_flow_give_the_mean_of_a_linear_network():
 
 
 def huber(output, label):
-    off = jnp.abs(output - label)
-    return jnp.where(off < 1, 0.5 * off**2, off - 0.5)
+    error = jnp.abs(output - label)
+    return jnp.where(error < 1, 0.5 * error**2, error - 0.5)
 
 
-def tolerances(problem, algorithm, begin, rtol):
-    return prepare_ode(problem, algorithm, begin, times=[1.0], rtol=rtol)[1].case.tolerance
+def tolerances(problem, algorithm, start, rtol):
+    return prepare_ode(problem, algorithm, start, times=[1.0], rtol=rtol)[1].case.tolerance
 
 
-def test_tolerance_follows_what_the_expectations_are_known_to():
-    """A sampled drift is not integrated to digits that it does not have, unless that is asked for."""
+def test_tolerance_follows_the_accuracy_of_the_expectations():
+    """By default a sampled drift is not integrated beyond its own accuracy."""
     algorithm = sgd.OnePassSGD(lr=0.5)
     with jax.enable_x64(True):
         for loss, least, most in ((huber, 1e-7, 1e-5), ("squared", 0.0, 1.01e-11)):
             problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, loss=loss)
-            begin = sgd.start(problem, M=[[0.2], [0.1]], Q=np.eye(2))
-            assert least < float(tolerances(problem, algorithm, begin, None)["rtol"]) < most
-            asked = tolerances(problem, algorithm, begin, 1e-6)
-            assert float(asked["rtol"]) == pytest.approx(1e-9)
-            assert float(asked["atol"]) == pytest.approx(1e-11)
+            start = sgd.start(problem, M=[[0.2], [0.1]], Q=np.eye(2))
+            assert least < float(tolerances(problem, algorithm, start, None)["rtol"]) < most
+            explicit = tolerances(problem, algorithm, start, 1e-6)
+            assert float(explicit["rtol"]) == pytest.approx(1e-9)
+            assert float(explicit["atol"]) == pytest.approx(1e-11)
         longer = sgd.start(problem, M=[[0.2], [0.1]], Q=50 * np.eye(2))
         assert float(tolerances(problem, algorithm, longer, 1e-6)["atol"]) == pytest.approx(50e-11)
 
 
 @pytest.mark.slow
-def test_a_loss_with_a_kink_costs_what_its_digits_are_worth():
-    """Huber loss: the default is the answer of a tolerance a thousand times tighter, to the error that it states."""
+def test_default_tolerance_of_a_loss_with_a_kink_is_within_its_error():
+    """Huber loss: a tolerance a thousand times tighter changes the risk by less than the error."""
     problem, algorithm = (
         sgd.TeacherStudent(width=2, activation="erf", noise=0.1, loss=huber),
         sgd.OnePassSGD(lr=0.5),
     )
-    begin = sgd.random_start(problem, dimension=1000, seed=0)
-    usual, tight = (
-        sgd.solve_ode(problem, algorithm, begin, times=[2.0, 8.0], **given)
-        for given in ({}, {"rtol": 1e-7})
+    start = sgd.random_start(problem, dimension=1000, seed=0)
+    default, tight = (
+        sgd.solve_ode(problem, algorithm, start, times=[2.0, 8.0], **tolerance)
+        for tolerance in ({}, {"rtol": 1e-7})
     )
-    assert usual.attrs["error_integrator"] < 0.1 * usual.attrs["error_quadrature"]
-    np.testing.assert_allclose(usual.risk, tight.risk, rtol=usual.attrs["error_quadrature"])
+    assert default.attrs["error_integrator"] < 0.1 * default.attrs["error_quadrature"]
+    np.testing.assert_allclose(default.risk, tight.risk, rtol=default.attrs["error_quadrature"])
 
 
-def test_errors_of_sampling_are_told_on_their_own_scales():
-    """M known to 4% and a risk near 0: the error is 4% of what there is, and relative to that risk it is large."""
+def test_sampling_errors_are_relative_to_their_own_scales():
+    """An error of 4% of M, and an error of the risk that is larger than the risk itself."""
     spread = np.array([-1.0, -1.0, 1.0, 1.0])
     M = 0.5 + 0.04 * spread[:, None, None, None, None, None] * np.ones((1, 2, 1, 1, 1))
     risks = np.array([0.3, 1e-3]) + 2e-3 * spread[:, None, None]
@@ -311,15 +314,15 @@ def test_errors_of_sampling_are_told_on_their_own_scales():
     error = spread.std(ddof=1) / 2
     assert share == pytest.approx(0.04 * error / 0.5)
     assert of_risk == pytest.approx(2e-3 * error / 1e-3)
-    # the error of pairs and grids is part of both
+    # The error of pairs and grids is part of both.
     assert sampling_errors({"M": 0 * M + 1}, 0 * risks + 1, 1e-3, 1e-4) == (1e-3, 1e-3)
 
 
 def test_divergence_is_marked_not_hidden():
     problem = sgd.TeacherStudent(width=1, activation="square")
-    begin = sgd.start(problem, M=[[[0.5]], [[0.1]]], Q=[[[3.0]], [[0.5]]])
+    start = sgd.start(problem, M=[[[0.5]], [[0.1]]], Q=[[[3.0]], [[0.5]]])
     with pytest.warns(UserWarning, match="1 of 2 runs diverged"):
-        result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.14), begin, times=np.linspace(0, 3, 31))
+        result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.14), start, times=np.linspace(0, 3, 31))
     assert np.isfinite(result.diverged_at[0])
     assert np.isnan(result.diverged_at[1])
     assert np.isnan(result.risk[0, -1])
@@ -327,10 +330,10 @@ def test_divergence_is_marked_not_hidden():
 
 
 def test_antisymmetric_rounding_errors_do_not_grow():
-    """An overparametrised quadratic network at a late time: the ODE stays on the risk of exact runs.
+    """An overparametrised quadratic network: at late times the ODE has the risk of exact runs.
 
-    The drift, extended to matrices Q that are not symmetric, has unstable antisymmetric modes here. Rounding
-    errors used to grow along them, to a risk of 0.98 (and of -0.48 at lr = 1).
+    The drift, extended to matrices Q that are not symmetric, has unstable antisymmetric modes here.
+    Rounding errors used to grow along them, to a risk of 0.98 (and of -0.48 at lr = 1).
     """
     problem = sgd.TeacherStudent(width=4, teacher_width=2, activation="square", noise=1e-3)
     algorithm = sgd.OnePassSGD(lr=0.5)
@@ -364,10 +367,10 @@ def test_sampled_noise_states_its_error():
     assert 1e-7 < result.attrs["error_quadrature"] < 3e-3
 
 
-def test_start_from_goes_on(phase_retrieval):
-    begin = sgd.start(phase_retrieval, M=[[0.3], [0.1]], Q=np.eye(2))
+def test_start_from_continues_a_solution(phase_retrieval):
+    start = sgd.start(phase_retrieval, M=[[0.3], [0.1]], Q=np.eye(2))
     algorithm = sgd.OnePassSGD(lr=0.2)
-    whole = sgd.solve_ode(phase_retrieval, algorithm, begin, times=[1.0, 2.0])
+    whole = sgd.solve_ode(phase_retrieval, algorithm, start, times=[1.0, 2.0])
     second = sgd.solve_ode(
         phase_retrieval, algorithm, sgd.start_from(whole, time=0), times=[0.5, 1.0]
     )
@@ -376,19 +379,19 @@ def test_start_from_goes_on(phase_retrieval):
     np.testing.assert_array_equal(by_time.Q, sgd.start_from(whole, time=0).Q)
 
 
-def test_factor_of_a_start_gives_its_overlaps_back():
+def test_factors_of_a_start_have_its_overlaps():
     problem = sgd.TeacherStudent(
         width=4, teacher_width=2, activation="erf", teacher_gram=[[1.0, 0.4], [0.4, 0.7]]
     )
-    begin = sgd.start(problem, M=S0_M, Q=S0_Q)
-    T, L = compressed_rows(problem, begin)
+    start = sgd.start(problem, M=S0_M, Q=S0_Q)
+    T, L = compressed_rows(problem, start)
     frame = problem.parameters["frame"]
-    np.testing.assert_allclose(T @ np.swapaxes(frame, -1, -2), begin.M_blocks, atol=1e-13)
+    np.testing.assert_allclose(T @ np.swapaxes(frame, -1, -2), start.M_blocks, atol=1e-13)
     np.testing.assert_allclose(
-        T @ np.swapaxes(T, -1, -2) + L @ np.swapaxes(L, -1, -2), begin.Q_blocks, atol=1e-13
+        T @ np.swapaxes(T, -1, -2) + L @ np.swapaxes(L, -1, -2), start.Q_blocks, atol=1e-13
     )
 
 
 def test_jnp_is_float32_outside():
-    # solving above has not changed the user's setting
+    # The solvers have not changed the setting of the user.
     assert jnp.ones(1).dtype == jnp.float32

@@ -1,7 +1,8 @@
-"""The theorem of the dimension-free limit: one-pass SGD stays within a constant times sqrt(lr/(p d)) of the ODE, E sup|chain - ODE|.
+"""The theorem of the dimension-free limit: E sup|SGD - ODE| <= C sqrt(lr/(p d)) for one-pass SGD.
 
-Veiga, Stephan, Loureiro, Krzakala and Zdeborova (2022), as stated in the slides, whose time is this library's t/p; erf, k = 2, p = 4.
-The chain is the exact one, equal in law to d-dimensional SGD, and no risk is computed: the claim is about overlaps.
+Veiga, Stephan, Loureiro, Krzakala and Zdeborova (2022), as stated in the slides, whose time is t/p
+of this library; erf, k = 2, p = 4. The runs are those of the exact chain, which is equal in law to
+SGD in d dimensions. The theorem is about overlaps, so that no risk is computed.
 """
 
 from __future__ import annotations
@@ -30,23 +31,24 @@ FAST = ((50, 4.0), (200, 4.0), (800, 4.0), (3200, 4.0), (50, 0.25))
 @cache
 def ode() -> dict[str, np.ndarray]:
     """M and Q of the ODE (d -> infinity) at every rate, (rate, time, ...)."""
-    begin = s0(PROBLEM)
-    quadrature = functional.quadrature(PROBLEM, begin)
+    start = s0(PROBLEM)
+    quadrature = functional.quadrature(PROBLEM, start)
     times = PROBLEM.width * SLIDES_TIME
     with jax.enable_x64(True):
         solve = jax.jit(
             lambda lr: functional.solve(
                 PROBLEM.structure,
                 PROBLEM.parameters,
-                functional.state(begin),
+                functional.state(start),
                 times,
                 lr=lr,
                 quadrature=quadrature,
             )
         )
-        found = [solve(np.float64(lr)) for lr in RATES]
+        solutions = [solve(np.float64(lr)) for lr in RATES]
         return {
-            name: np.stack([np.asarray(one[name])[:, 0] for one in found]) for name in ("M", "Q")
+            name: np.stack([np.asarray(solution[name])[:, 0] for solution in solutions])
+            for name in ("M", "Q")
         }
 
 
@@ -77,32 +79,39 @@ def largest(d: int, lr: float) -> tuple[float, float]:
 
 
 def slope_in_dimension(dimensions: tuple[int, ...], lr: float) -> tuple[float, float]:
-    """Exponent of d in E sup|chain - ODE|, by weighted least squares on logarithms, with its standard error."""
+    """Exponent of d in E sup|chain - ODE|, with its standard error.
+
+    It is fitted by weighted least squares on logarithms.
+    """
     values = np.array([largest(d, lr) for d in dimensions])
     x, y, weight = np.log(dimensions), np.log(values[:, 0]), (values[:, 0] / values[:, 1]) ** 2
     x = x - np.average(x, weights=weight)
     spread = np.sum(weight * x**2)
-    # the deviations are over sqrt(lr/(p d)): that power of d is put back
+    # The deviations are divided by sqrt(lr/(p d)), which removes a power -1/2 of d.
     return float(np.sum(weight * x * y) / spread) - 0.5, float(1 / np.sqrt(spread))
 
 
-def within_a_constant(points) -> None:
-    """Ratios to the theorem's scale neither grow nor shrink over the grid: near 0.75 (lr small) to 0.83 (lr = 4), less at each time."""
+def assert_within_a_constant(points) -> None:
+    """Check that the deviations over the scale of the theorem are constant over the grid.
+
+    They are between 0.75 (small lr) and 0.83 (lr = 4).
+    """
     for d, lr in points:
         mean, error = largest(d, lr)
         assert 0.70 - Z * error < mean < 0.86 + Z * error, (d, lr, mean, error)
         assert error < 0.04
-        # E sup >= sup E: the slides state it time by time, and there it is 0.45 to 0.65 of the scale from t/p = 1 on
-        every = deviations(d, lr)[:, SLIDES_TIME >= 1]
-        error = float((every.std(axis=0, ddof=1) / np.sqrt(RUNS)).max())
-        assert 0.45 - Z * error < every.mean(axis=0).min(), (d, lr)
-        assert every.mean(axis=0).max() < 0.65 + Z * error, (d, lr)
+        # The slides state the theorem at fixed times, where the mean is smaller than E sup: from
+        # t/p = 1 on it is 0.45 to 0.65 of the scale.
+        late = deviations(d, lr)[:, SLIDES_TIME >= 1]
+        error = float((late.std(axis=0, ddof=1) / np.sqrt(RUNS)).max())
+        assert 0.45 - Z * error < late.mean(axis=0).min(), (d, lr)
+        assert late.mean(axis=0).max() < 0.65 + Z * error, (d, lr)
 
 
 @pytest.mark.slow
 @pytest.mark.runs_long
 def test_sgd_stays_within_a_constant_of_the_theorem():
-    within_a_constant(FAST)
+    assert_within_a_constant(FAST)
     slope, error = slope_in_dimension((50, 200, 800, 3200), 4.0)
     assert error < 0.012
     assert abs(slope + 0.5) < Z * error
@@ -110,12 +119,12 @@ def test_sgd_stays_within_a_constant_of_the_theorem():
 
 @pytest.mark.slow
 def test_the_whole_grid_of_the_theorem():
-    within_a_constant([(d, lr) for d in (50, 200, 800, 3200) for lr in RATES])
+    assert_within_a_constant([(d, lr) for d in (50, 200, 800, 3200) for lr in RATES])
     for lr in RATES:
         slope, error = slope_in_dimension((50, 200, 800, 3200), lr)
         assert error < 0.012
         assert abs(slope + 0.5) < Z * error
-    # and in lr, at each dimension: the constant changes by 15% over a factor of 16
+    # The constant changes by 15% over a factor 16 of the learning rate.
     for d in (50, 800):
         values = [largest(d, lr)[0] for lr in RATES]
         assert max(values) / min(values) < 1.3

@@ -1,11 +1,14 @@
-"""The ODE of every update, from the lines that simulate it: against closed formulas on the same points, reference values, and plain SGD.
+"""The ODE of every update against closed formulas on the same points, plain SGD, and runs.
 
-Closed formulas: an update that commutes with rotations and keeps no memory acts on h = dloss/dfields alone, as the inputs of a batch are
-orthogonal. With H (p x B) its image of h/B, Lam (p + K) x B the fields, Om their covariance sum_b l_b Om_b, + T the transpose:
+An update that commutes with rotations and has no memory acts on h = dloss/dfields alone, because
+the inputs of a batch are orthogonal in the limit. Let H (p x B) be its image of h/B, Lambda
+((p + K) x B) the fields, and Omega = sum_b l_b Omega_b their covariance. Then, per step times d,
 
-    A = E[H Lam^T] Om^-1,   dM_b = -lr l_b (A Om_b)_signals,   dQ_b = -lr l_b (A Om_b)_students + T + lr^2 l_b f_b E[H H^T]
+    A = E[H Lambda^T] Omega^-1,     dM_b = -lr l_b (A Omega_b)_signals,
+    dQ_b = -lr l_b (A Omega_b)_students + transpose + lr^2 l_b f_b E[H H^T].
 
-On the same points both are finite sums, which agree to rounding (1e-10). Reference values: to what the points are good for, said at each.
+On the same points the library and these formulas are finite sums, which agree to rounding (1e-10).
+Values of other programs are compared in `test_update_reference_values`.
 """
 
 from __future__ import annotations
@@ -36,80 +39,80 @@ EIGENVALUES, FRACTIONS = np.array([2.0, 0.5]), np.array([0.4, 0.6])
 
 @cache
 def setting(blocks=False, noise=NOISE, **options):
-    """The start S of the reference values, or one in two blocks of eigenvalues."""
-    more = {"covariance": list(zip(EIGENVALUES, FRACTIONS, strict=True))} if blocks else {}
+    """The problem and start of the reference values, with one or two covariance blocks."""
+    if blocks:
+        options = {**options, "covariance": list(zip(EIGENVALUES, FRACTIONS, strict=True))}
     problem = sgd.TeacherStudent(
-        width=2, teacher_width=1, **{"activation": "erf", **options}, noise=noise, **more
+        width=2, teacher_width=1, **{"activation": "erf", **options}, noise=noise
     )
     if not blocks:
         return problem, sgd.start(problem, M=M0, Q=Q0)
-    off = np.array([[0.0, 0.05], [0.05, 0.0]])
-    return problem, sgd.start(
-        problem, M=np.stack([M0 / 2, M0 / 2]), Q=np.stack([0.4 * Q0, 0.6 * Q0 + off])
-    )
+    # The rows of the second block have another overlap, so that the blocks are not proportional.
+    off_diagonal = np.array([[0.0, 0.05], [0.05, 0.0]])
+    Q = np.stack([0.4 * Q0, 0.6 * Q0 + off_diagonal])
+    return problem, sgd.start(problem, M=np.stack([M0 / 2, M0 / 2]), Q=Q)
 
 
-def state_of(update, begin):
-    """What the ODE of an update moves, at its start."""
-    first, p = update_start(update, begin), begin.M.shape[-2]
+def state_of(update, start):
+    """The initial state of the ODE of an update: its slow rows, head, scalars and squares."""
+    initial, p = update_start(update, start), start.M.shape[-2]
     rows = p * (1 + len(slow_rows(update.law)))
-    n = min(rows, first.M.shape[2])
-    blocks = first.M.shape[1]
-    M, Q, a = (
-        np.zeros((blocks, rows, first.M.shape[3])),
-        np.zeros((blocks, rows, rows)),
-        np.zeros(rows),
-    )
-    M[:, :n], Q[:, :n, :n], a[:n] = first.M[0, :, :n], first.Q[0, :, :n, :n], first.a[0, :n]
+    n = min(rows, initial.M.shape[2])
+    blocks, signals = initial.M.shape[1], initial.M.shape[3]
+    M, Q = np.zeros((blocks, rows, signals)), np.zeros((blocks, rows, rows))
+    a = np.zeros(rows)
+    M[:, :n], Q[:, :n, :n] = initial.M[0, :, :n], initial.Q[0, :, :n, :n]
+    a[:n] = initial.a[0, :n]
     return {
         "rows_M": M,
         "rows_Q": Q,
         "rows_a": a,
-        "update_scalars": first.scalars[0],
-        "update_squares": first.squares[0],
+        "update_scalars": initial.scalars[0],
+        "update_squares": initial.squares[0],
     }
 
 
+def first_replicate(tree):
+    return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
 def points_of(problem, batch=1, reads=1, quiet=False, fine=1.0):
-    return jax.tree.map(
-        lambda part: part[0], field_points(problem.structure, batch, reads, quiet=quiet, fine=fine)
-    )
+    """One replicate of the points over which the library averages."""
+    return first_replicate(field_points(problem.structure, batch, reads, quiet=quiet, fine=fine))
 
 
 def rates(
     update,
     lr,
     problem,
-    begin,
+    start,
     batch=1,
     points=None,
-    by_noise=False,
+    sums_noise=False,
     state=None,
     tau=0.0,
     D=1e14,
     **options,
 ):
-    """d(state)/dtau by the library, on the given points; a linear update has none."""
+    """d(state)/dtau by the library, on these points; a linear update needs none."""
     algorithm = sgd.OnePassSGD(lr=lr, batch=batch, update=update, **options).on(problem)
-    quadrature = choose_quadrature(problem, begin.Q_blocks, 2.0)
-    field = UpdateStep(problem.structure, quadrature, batch, update.law, by_noise)
+    quadrature = choose_quadrature(problem, start.Q_blocks, 2.0)
+    field = UpdateStep(problem.structure, quadrature, batch, update.law, sums_noise)
     if points is None:
-        points = {
-            "nodes": jax.tree.map(
-                lambda part: part[0], expectation_of(problem.structure).nodes(quadrature, False)
-            )
-        }
-    state = state_of(update, begin) if state is None else state
+        nodes = expectation_of(problem.structure).nodes(quadrature, False)
+        points = {"nodes": first_replicate(nodes)}
+    state = state_of(update, start) if state is None else state
+
+    def evaluate(state, points):
+        parameters = problem.parameters
+        return update_rates(field, points, parameters, algorithm.parameters, D, tau, state)
+
     with jax.enable_x64(True):
-        ask = jax.jit(
-            lambda state, points: update_rates(
-                field, points, problem.parameters, algorithm.parameters, D, tau, state
-            )
-        )
-        return {name: np.asarray(value) for name, value in ask(state, points).items()}
+        values = jax.jit(evaluate)(state, points)
+        return {name: np.asarray(value) for name, value in values.items()}
 
 
-# ------------------------------------------------------------------------------------------------------- closed formulas
+# -- closed formulas
 
 
 def activation(x):
@@ -121,102 +124,130 @@ def slope(x):
 
 
 def covariance(M, Q):
-    """Of (signal, students), P = the identity times fractions over blocks; sums over blocks too."""
+    """Overlaps of (signal, students) in each block, their covariance Omega, and the blocks.
+
+    The signal has the length sqrt(f_b) in block b. Returns the overlaps, Omega, the eigenvalues and
+    the fractions.
+    """
     blocks = len(M)
     fractions, eigenvalues = (FRACTIONS, EIGENVALUES) if blocks == 2 else (np.ones(1), np.ones(1))
-    every = [
-        np.block([[np.array([[f]]), m.T], [m, q]]) for f, m, q in zip(fractions, M, Q, strict=True)
-    ]
-    return np.array(every), np.einsum("b,bij->ij", eigenvalues, every), eigenvalues, fractions
+    overlaps = np.array(
+        [
+            np.block([[np.array([[fraction]]), m.T], [m, q]])
+            for fraction, m, q in zip(fractions, M, Q, strict=True)
+        ]
+    )
+    return overlaps, np.einsum("b,bij->ij", eigenvalues, overlaps), eigenvalues, fractions
 
 
-def h_of(fields, signal, noise):
-    """dloss/dfields (..., p) of erf networks with heads 1."""
+def gradient_of_fields(fields, signal, noise):
+    """h = dloss/dfields (..., p) of erf networks with heads 1."""
     error = activation(fields).mean(axis=-1) - activation(signal) - np.sqrt(NOISE) * noise
     return error[..., None] * slope(fields) / fields.shape[-1]
 
 
-def closed(image, lr, points, problem, begin, batch=1, update=None):
-    """The formula above; `image(h, again)` is H (points, p, B) of h, where again(shift) is h at fields moved by a shift."""
-    every, Om, eigenvalues, fractions = covariance(begin.M_blocks[0], begin.Q_blocks[0])
-    zeta, noise, weights = (
-        points[name].reshape(-1, *points[name].shape[2:]) for name in ("fields", "noise", "weights")
+def flatten_points(points):
+    """Fields, noise and weights of all chunks of points."""
+    return (
+        points[key].reshape(-1, *points[key].shape[2:]) for key in ("fields", "noise", "weights")
     )
+
+
+def transpose(blocks):
+    return np.swapaxes(blocks, 1, 2)
+
+
+def formula_rates(image, lr, points, problem, start, batch=1):
+    """dM and dQ by the formula at the top of this file.
+
+    `image(h, reread, l1, B)` is H (points, p, B) of h/B. Here `reread(shift)` is h at fields that
+    are moved by a shift, and l1 the mean eigenvalue.
+    """
+    overlaps, Omega, eigenvalues, fractions = covariance(start.M_blocks[0], start.Q_blocks[0])
+    zeta, noise, weights = flatten_points(points)
     zeta = zeta.reshape(len(zeta), batch, -1)
-    Lam = zeta @ np.linalg.cholesky(Om).T
-    signal, fields = Lam[..., 0], Lam[..., 1:]
+    noise = noise.reshape(len(zeta), batch)
+    Lambda = zeta @ np.linalg.cholesky(Omega).T
+    signal, fields = Lambda[..., 0], Lambda[..., 1:]
 
-    def again(shift):
-        return np.swapaxes(
-            h_of(fields + np.swapaxes(shift, 1, 2), signal, noise.reshape(len(zeta), batch)), 1, 2
-        )
+    def reread(shift):
+        return transpose(gradient_of_fields(fields + transpose(shift), signal, noise))
 
-    h = again(np.zeros((len(zeta), fields.shape[-1], batch)))
-    H = image(h / batch, again, eigenvalues @ fractions, batch)
-    A = np.einsum("n,npb,nbf->pf", weights, H, Lam) @ np.linalg.inv(Om)
-    both = np.einsum("n,npb,nqb->pq", weights, H, H)
-    drift = -lr * eigenvalues[:, None, None] * (A @ every)
-    dQ = (
-        drift[..., 1:]
-        + np.swapaxes(drift[..., 1:], 1, 2)
-        + lr**2 * (eigenvalues * fractions)[:, None, None] * both
-    )
-    return drift[..., :1], dQ
+    h = reread(np.zeros((len(zeta), fields.shape[-1], batch)))
+    H = image(h / batch, reread, eigenvalues @ fractions, batch)
+    A = np.einsum("n,npb,nbf->pf", weights, H, Lambda) @ np.linalg.inv(Omega)
+    products = np.einsum("n,npb,nqb->pq", weights, H, H)
+    return assemble_rates(lr, eigenvalues, A @ overlaps, eigenvalues * fractions, products)
 
 
-def sizes(h, axis):
-    """Norms; where there is no gradient there is no step."""
+def assemble_rates(lr, scales, pull, lengths, products):
+    """dM and dQ from the coefficients A Omega_b and E[H H^T], with their factors per block."""
+    drift = -lr * scales[:, None, None] * pull
+    noise = lr**2 * lengths[:, None, None] * products
+    return drift[..., :1], drift[..., 1:] + transpose(drift[..., 1:]) + noise
+
+
+def norms(h, axis):
+    """Norms of gradients, at least the smallest number: a zero gradient gives a zero step."""
     return np.maximum(np.sqrt(np.sum(h**2, axis=axis, keepdims=True)), 1e-300)
 
 
-def of_values(h, function):
+def map_singular_values(h, function):
     left, s, right = np.linalg.svd(h, full_matrices=False)
     return np.einsum("nij,nj,njk->nik", left, function(s), right)
 
 
 def quintic(s):
-    s = s / sizes(s, -1)
+    """Five Newton-Schulz steps of Muon on singular values."""
+    s = s / norms(s, -1)
     for _ in range(5):
         s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
     return s
 
 
-# H of h/B; l1 = sum_b f_b l_b is the squared length of an input over d
-CLOSED = {
+def is_nonzero(s):
+    """The singular values of a polar factor: 1, and 0 in the null space."""
+    return 1.0 * (s > 1e-9 * s[:, :1])
+
+
+# Images H of h/B. The mean eigenvalue l1 = sum_b f_b l_b is the squared length of an input over d.
+IMAGES = {
     "clipped": (
         U.clipped(0.2),
-        lambda h, again, l1, B: h * np.minimum(1, 0.2 / (np.sqrt(l1) * sizes(h, (1, 2)))),
+        lambda h, reread, l1, B: h * np.minimum(1, 0.2 / (np.sqrt(l1) * norms(h, (1, 2)))),
     ),
     "clipped, row": (
         U.clipped(0.1, over="row"),
-        lambda h, again, l1, B: h * np.minimum(1, 0.1 / (np.sqrt(l1) * sizes(h, 2))),
+        lambda h, reread, l1, B: h * np.minimum(1, 0.1 / (np.sqrt(l1) * norms(h, 2))),
     ),
     "clipped, sample": (
         U.clipped(0.2, over="sample"),
-        lambda h, again, l1, B: h * np.minimum(1, 0.2 / (np.sqrt(l1) * B * sizes(h, 1))),
+        lambda h, reread, l1, B: h * np.minimum(1, 0.2 / (np.sqrt(l1) * B * norms(h, 1))),
     ),
-    "normalised": (U.normalised(), lambda h, again, l1, B: h / (np.sqrt(l1) * sizes(h, (1, 2)))),
+    "normalised": (U.normalised(), lambda h, reread, l1, B: h / (np.sqrt(l1) * norms(h, (1, 2)))),
     "sam": (
         U.sam(reach=0.5),
-        lambda h, again, l1, B: again(0.5 * np.sqrt(l1) * h / sizes(h, (1, 2))) / B,
+        lambda h, reread, l1, B: reread(0.5 * np.sqrt(l1) * h / norms(h, (1, 2))) / B,
     ),
     "reuse": (U.reuse(3), None),
     "muon": (
         U.muon(),
-        lambda h, again, l1, B: of_values(h, lambda s: 1.0 * (s > 1e-9 * s[:, :1])) / np.sqrt(l1),
+        lambda h, reread, l1, B: map_singular_values(h, is_nonzero) / np.sqrt(l1),
     ),
     "muon, newton_schulz": (
         U.muon(newton_schulz=True),
-        lambda h, again, l1, B: of_values(h, quintic) / np.sqrt(l1),
+        lambda h, reread, l1, B: map_singular_values(h, quintic) / np.sqrt(l1),
     ),
 }
 
 
-def reused(lr):
-    def image(h, again, l1, B):
+def reuse_image(lr):
+    """The image of three steps on the same batch; it depends on the learning rate."""
+
+    def image(h, reread, l1, B):
         total = h
         for _ in range(2):
-            total = total + again(-lr * l1 * total) / B
+            total = total + reread(-lr * l1 * total) / B
         return total
 
     return image
@@ -224,17 +255,17 @@ def reused(lr):
 
 @pytest.mark.parametrize("blocks", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("batch", [1, pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", slow(CLOSED, [name for name in CLOSED if name != "clipped, row"]))
+@pytest.mark.parametrize("name", slow(IMAGES, [name for name in IMAGES if name != "clipped, row"]))
 def test_mean_steps_are_the_closed_formula_on_the_same_points(name, batch, blocks):
-    (update, image), (problem, begin), lr = CLOSED[name], setting(blocks), 0.7
+    (update, image), (problem, start), lr = IMAGES[name], setting(blocks), 0.7
     points = points_of(problem, batch, fine=0.6 if batch == 1 else 1.0)
-    found = rates(update, lr, problem, begin, batch, points)
-    dM, dQ = closed(image or reused(lr), lr, points, problem, begin, batch)
+    step = rates(update, lr, problem, start, batch, points)
+    dM, dQ = formula_rates(image or reuse_image(lr), lr, points, problem, start, batch)
     assert np.abs(dM).max() > 0.01
-    # a polar factor divides by the smaller singular value, down to 1e-6 of the larger one
+    # A polar factor divides by the smaller singular value, down to 1e-6 of the larger one.
     tolerance = 1e-8 if name == "muon" and batch == 2 else 1e-10
-    np.testing.assert_allclose(found["rows_M"], dM, atol=tolerance)
-    np.testing.assert_allclose(found["rows_Q"], dQ, atol=tolerance)
+    np.testing.assert_allclose(step["rows_M"], dM, atol=tolerance)
+    np.testing.assert_allclose(step["rows_Q"], dQ, atol=tolerance)
 
 
 @pytest.mark.parametrize("blocks", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -242,78 +273,84 @@ def test_mean_steps_are_the_closed_formula_on_the_same_points(name, batch, block
     "batch", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 )
 def test_signs_are_the_closed_formula_on_the_same_points(batch, blocks):
-    """Given h, a gradient's coordinates are Gaussian: g = h/|h| row by row; sqrt(2 l_b/pi) for l_b, (2/pi) asin(g g^T) for products."""
-    (problem, begin), lr = setting(blocks), 0.7
+    """Given h, the coordinates of a gradient are Gaussian.
+
+    With g = h/|h| row by row, sqrt(2 l_b/pi) g replaces l_b h in the drift, and (2/pi) asin(g g^T)
+    replaces h h^T in the products.
+    """
+    (problem, start), lr = setting(blocks), 0.7
     points = points_of(problem, batch, fine=0.6 if batch == 1 else 1.0)
-    found = rates(U.sign(), lr, problem, begin, batch, points)
-    every, Om, eigenvalues, fractions = covariance(begin.M_blocks[0], begin.Q_blocks[0])
-    zeta, noise, weights = (
-        points[name].reshape(-1, *points[name].shape[2:]) for name in ("fields", "noise", "weights")
-    )
-    Lam = zeta.reshape(len(zeta), batch, 3) @ np.linalg.cholesky(Om).T
-    h = np.swapaxes(h_of(Lam[..., 1:], Lam[..., 0], noise.reshape(len(zeta), batch)), 1, 2)
-    g = h / sizes(h, 2)
-    A = np.einsum("n,npb,nbf->pf", weights, g, Lam) @ np.linalg.inv(Om)
-    drift = -lr * np.sqrt(2 * eigenvalues / np.pi)[:, None, None] * (A @ every)
-    arcs = np.einsum(
-        "n,npq->pq", weights, 2 / np.pi * np.arcsin(np.clip(np.einsum("npb,nqb->npq", g, g), -1, 1))
-    )
-    dQ = (
-        drift[..., 1:] + np.swapaxes(drift[..., 1:], 1, 2) + lr**2 * fractions[:, None, None] * arcs
-    )
-    np.testing.assert_allclose(found["rows_M"], drift[..., :1], atol=1e-10)
-    # arcsin near 1 has the root of rounding
-    np.testing.assert_allclose(found["rows_Q"], dQ, atol=3e-8)
+    step = rates(U.sign(), lr, problem, start, batch, points)
+    overlaps, Omega, eigenvalues, fractions = covariance(start.M_blocks[0], start.Q_blocks[0])
+    zeta, noise, weights = flatten_points(points)
+    Lambda = zeta.reshape(len(zeta), batch, 3) @ np.linalg.cholesky(Omega).T
+    noise = noise.reshape(len(zeta), batch)
+    h = transpose(gradient_of_fields(Lambda[..., 1:], Lambda[..., 0], noise))
+    g = h / norms(h, 2)
+    A = np.einsum("n,npb,nbf->pf", weights, g, Lambda) @ np.linalg.inv(Omega)
+    correlations = np.clip(np.einsum("npb,nqb->npq", g, g), -1, 1)
+    products = np.einsum("n,npq->pq", weights, 2 / np.pi * np.arcsin(correlations))
+    scales = np.sqrt(2 * eigenvalues / np.pi)
+    dM, dQ = assemble_rates(lr, scales, A @ overlaps, fractions, products)
+    np.testing.assert_allclose(step["rows_M"], dM, atol=1e-10)
+    # Near 1 the error of arcsin is the square root of rounding.
+    np.testing.assert_allclose(step["rows_Q"], dQ, atol=3e-8)
 
 
 @pytest.mark.parametrize(
     "name",
     [
         pytest.param(name, marks=() if name == "normalised" else pytest.mark.slow)
-        for name in CLOSED
+        for name in IMAGES
         if name not in ("reuse", "clipped, sample")
     ],
 )
-def test_label_noise_summed_by_hand(name):
-    """Of one sample: between where h vanishes or is bent, piece by piece, against a fine rule in the noise on the same field points."""
-    (update, image), (problem, begin), lr = CLOSED[name], setting(), 0.7
+def test_label_noise_is_integrated_piece_by_piece(name):
+    """Two nodes between the edges of a step, compared with a fine rule for the noise.
+
+    Both use the same points of the fields, which may be any points.
+    """
+    (update, image), (problem, start), lr = IMAGES[name], setting(), 0.7
     generator, n = np.random.default_rng(2), 60
-    fields, weights = generator.standard_normal((n, 3)), np.full(n, 1 / n)  # any points will do
+    fields, weights = generator.standard_normal((n, 3)), np.full(n, 1 / n)
     points = {"fields": fields[None], "noise": np.zeros((1, n, 1)), "weights": weights[None]}
-    found = rates(update, lr, problem, begin, 1, points, by_noise=True)
+    step = rates(update, lr, problem, start, 1, points, sums_noise=True)
     noise = np.linspace(-8, 8, 6401)
     density = np.exp(-0.5 * noise**2)
-    part = {
+    fine_points = {
         "fields": np.repeat(fields, len(noise), axis=0)[None],
         "noise": np.tile(noise, n)[None, :, None],
+        "weights": np.outer(weights, density / density.sum()).reshape(1, -1),
     }
-    part["weights"] = np.outer(weights, density / density.sum()).reshape(1, -1)
-    dM, dQ = closed(image, lr, part, problem, begin)
-    # its step is 1/400: a bend costs its square, a jump a share of it at every field, with either sign
+    dM, dQ = formula_rates(image, lr, fine_points, problem, start)
+    # The step of the fine rule is 1/400. A kink costs its square; a jump costs a part of the step
+    # at every point of the fields, with either sign.
     tolerance = 1e-5 if name.startswith("clipped") else 2e-4
-    np.testing.assert_allclose(found["rows_M"], dM, atol=tolerance)
-    np.testing.assert_allclose(found["rows_Q"], dQ, atol=tolerance)
+    np.testing.assert_allclose(step["rows_M"], dM, atol=tolerance)
+    np.testing.assert_allclose(step["rows_Q"], dQ, atol=tolerance)
 
 
 def lattice(step=0.25, reach=8.0):
+    """Points and weights of the trapezoidal rule for three standard normals."""
     axis = np.arange(-reach, reach + step / 2, step)
     zeta = np.stack(np.meshgrid(axis, axis, axis, indexing="ij"), axis=-1).reshape(-1, 3)
     weights = np.exp(-0.5 * np.sum(zeta**2, axis=1))
     return zeta, weights / weights.sum()
 
 
-def gradient_of(M, Q, noise=NOISE):
-    """Coefficients A of the mean gradient on (signal, rows), and N = E[h h^T], for rows with overlaps M, Q, by the trapezoidal rule."""
-    Om = covariance(M, Q)[1]
+def mean_gradient(M, Q, noise=NOISE):
+    """Coefficients A of the mean gradient on (signal, rows), and N = E[h h^T], at overlaps M, Q."""
+    Omega = covariance(M, Q)[1]
     zeta, weights = lattice()
-    Lam = zeta @ np.linalg.cholesky(Om).T
-    error = activation(Lam[:, 1:]).mean(axis=1) - activation(Lam[:, 0])
-    s = slope(Lam[:, 1:]) / 2
-    A = np.einsum("n,np,nf->pf", weights * error, s, Lam) @ np.linalg.inv(Om)
+    Lambda = zeta @ np.linalg.cholesky(Omega).T
+    error = activation(Lambda[:, 1:]).mean(axis=1) - activation(Lambda[:, 0])
+    s = slope(Lambda[:, 1:]) / 2
+    A = np.einsum("n,np,nf->pf", weights * error, s, Lambda) @ np.linalg.inv(Omega)
     return A, np.einsum("n,np,nq->pq", weights * (error**2 + noise), s, s)
 
 
-# Z' = Z + (A Z + b G(e.Z))/d: A, b, e of each, at lr and what it keeps (a time tau = 0.7 for scalars that are ages)
+# Linear updates Z' = Z + (A Z + b G(e.Z))/d, with the matrix A and the vectors b and e of each at
+# this learning rate, and at the time tau = TAU for scalars that count it.
 TAU, RATE = 0.7, 1.3
 LINEAR = {
     "momentum": (U.momentum(memory=1.5), [[0, -RATE], [0, -1.5]], [0, 1.5], [1, 0]),
@@ -321,75 +358,103 @@ LINEAR = {
     "average": (U.average(2.0), [[-2, 2], [0, 0]], [0, -RATE], [0, 1]),
     "polyak": (U.polyak(), [[-1 / TAU, 1 / TAU], [0, 0]], [0, -RATE], [0, 1]),
     "schedule_free": (U.schedule_free(0.9), [[-1 / TAU, 1 / TAU], [0, 0]], [0, -RATE], [0.9, 0.1]),
-    "dana": (U.dana(1.1, delta=4.0, offset=0.5), [[0, -1.1], [0, -4 / (0.5 + TAU)]], [-RATE, 1], [1, 0]),
+    "dana": (
+        U.dana(1.1, delta=4.0, offset=0.5),
+        [[0, -1.1], [0, -4 / (0.5 + TAU)]],
+        [-RATE, 1],
+        [1, 0],
+    ),
     "decay": (U.weight_decay(0.4), [[-0.4 * RATE]], [-RATE], [1]),
-    "decay, average": (U.weight_decay(0.4, of=U.average(2.0)), [[-2, 2], [0, -0.4 * RATE]], [0, -RATE], [0, 1]),
+    "decay, average": (
+        U.weight_decay(0.4, of=U.average(2.0)),
+        [[-2, 2], [0, -0.4 * RATE]],
+        [0, -RATE],
+        [0, 1],
+    ),
     "decay inside, momentum": (
-        U.weight_decay(0.4, of=U.momentum(memory=1.5), decoupled=False), [[0, -RATE], [1.5 * 0.4, -1.5]], [0, 1.5], [1, 0]
+        U.weight_decay(0.4, of=U.momentum(memory=1.5), decoupled=False),
+        [[0, -RATE], [1.5 * 0.4, -1.5]],
+        [0, 1.5],
+        [1, 0],
     ),
     "momentum, beta": (U.momentum(0.75), [[0]], [-4 * RATE], [1]),
     "nesterov, beta": (U.nesterov(0.75), [[0]], [-4 * RATE], [1]),
-    "decay inside, momentum beta": (U.weight_decay(0.4, of=U.momentum(0.75), decoupled=False), [[-1.6 * RATE]], [-4 * RATE], [1]),
-    "decay, momentum beta": (U.weight_decay(0.4, of=U.momentum(0.75)), [[-0.4 * RATE]], [-4 * RATE], [1]),
-}  # fmt: skip
+    "decay inside, momentum beta": (
+        U.weight_decay(0.4, of=U.momentum(0.75), decoupled=False),
+        [[-1.6 * RATE]],
+        [-4 * RATE],
+        [1],
+    ),
+    "decay, momentum beta": (
+        U.weight_decay(0.4, of=U.momentum(0.75)),
+        [[-0.4 * RATE]],
+        [-4 * RATE],
+        [1],
+    ),
+}
 
 
 @pytest.mark.parametrize("blocks", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", slow(LINEAR, [name for name in LINEAR if name != "schedule_free"]))
 def test_linear_updates_are_their_matrix_form(name, blocks):
-    """d(Z W*^T) = A Z W*^T + b E[h lam*^T], d(Z Z^T) = A Z Z^T + b E[h lam_Z^T] + T + b b^T N/B, moments at e.Z by a rule of our own."""
+    """The mean step of a linear update, with moments at e.Z by an independent rule.
+
+    d(Z W*^T) = A Z W*^T + b E[h lambda*^T] and
+    d(Z Z^T) = A Z Z^T + b E[h lambda_Z^T] + transpose + b b^T N/B.
+    """
     update, A, b, e = LINEAR[name]
-    A, b, e = (np.asarray(part, dtype=float) for part in (A, b, e))
+    A, b, e = (np.asarray(coefficients, dtype=float) for coefficients in (A, b, e))
     sets, batch = len(b), 3
-    problem, begin = setting(blocks)
+    problem, start = setting(blocks)
     generator = np.random.default_rng(4)
     count = 2 if blocks else 1
     fractions, eigenvalues = (FRACTIONS, EIGENVALUES) if blocks else (np.ones(1), np.ones(1))
-    # rows of all sets in d = 9 coordinates of every block, the signal along the first
+    # Rows of all sets in nine coordinates of every block, with the signal along the first.
     Z = 0.4 * generator.standard_normal((count, sets, 2, 9))
-    wstar = np.sqrt(fractions)[:, None] * np.eye(9)[0]
-    flat = Z.reshape(count, -1, 9)
-    first = state_of(update, begin)
-    state = first | {
-        "rows_M": flat @ wstar[..., None],
-        "rows_Q": flat @ np.swapaxes(flat, 1, 2),
-        "update_scalars": first["update_scalars"] * 0 + TAU,
+    signal = np.sqrt(fractions)[:, None] * np.eye(9)[0]
+    rows = Z.reshape(count, -1, 9)
+    initial = state_of(update, start)
+    state = initial | {
+        "rows_M": rows @ signal[..., None],
+        "rows_Q": rows @ transpose(rows),
+        "update_scalars": initial["update_scalars"] * 0 + TAU,
     }
-    found = rates(update, RATE, problem, begin, batch, state=state, tau=TAU)
+    step = rates(update, RATE, problem, start, batch, state=state, tau=TAU)
     R = np.einsum("s,bspd->bpd", e, Z)
-    G, N = gradient_of(R @ wstar[..., None], R @ np.swapaxes(R, 1, 2))
+    G, N = mean_gradient(R @ signal[..., None], R @ transpose(R))
     mean = eigenvalues[:, None, None] * (
-        G[:, :1] * wstar[:, None] + np.einsum("pq,bqd->bpd", G[:, 1:], R)
+        G[:, :1] * signal[:, None] + np.einsum("pq,bqd->bpd", G[:, 1:], R)
     )
-    dZ = (np.einsum("st,btpd->bspd", A, Z) + b[:, None, None] * mean[:, None]).reshape(flat.shape)
+    dZ = np.einsum("st,btpd->bspd", A, Z) + b[:, None, None] * mean[:, None]
+    dZ = dZ.reshape(rows.shape)
     noise = np.kron(np.outer(b, b), N / batch) * (eigenvalues * fractions)[:, None, None]
-    dQ = flat @ np.swapaxes(dZ, 1, 2)
-    # the lattice is good for 1e-10
-    np.testing.assert_allclose(found["rows_M"], dZ @ wstar[..., None], atol=1e-9)
-    np.testing.assert_allclose(found["rows_Q"], dQ + np.swapaxes(dQ, 1, 2) + noise, atol=1e-9)
+    dQ = rows @ transpose(dZ)
+    # The lattice has an error of 1e-10.
+    np.testing.assert_allclose(step["rows_M"], dZ @ signal[..., None], atol=1e-9)
+    np.testing.assert_allclose(step["rows_Q"], dQ + transpose(dQ) + noise, atol=1e-9)
     if update.law.scalars:
-        np.testing.assert_allclose(found["update_scalars"], 1.0, rtol=1e-12)
+        np.testing.assert_allclose(step["update_scalars"], 1.0, rtol=1e-12)
 
 
 @pytest.mark.parametrize(
     "name", ["schedule_free", pytest.param("momentum, beta", marks=pytest.mark.slow)]
 )
-def test_oblique_columns_are_orthonormal_ones(name):
-    """Updates that form no lengths are stepped on coefficients of the rows: the same mean step as in orthonormal columns."""
+def test_oblique_columns_give_the_step_of_orthonormal_ones(name):
+    """Updates that form no lengths take their step in coefficients of the rows."""
     update = LINEAR[name][0]
-    problem, begin = setting(True)
-    state = state_of(update, begin) | {"update_scalars": np.full(len(update.law.scalars), TAU)}
+    problem, start = setting(True)
+    state = state_of(update, start) | {"update_scalars": np.full(len(update.law.scalars), TAU)}
     assert update.law.linear_in_rows
-    other = replace(update, law=replace(update.law, linear_in_rows=False))
-    quick, generic = (
-        rates(one, RATE, problem, begin, 3, state=state, tau=TAU) for one in (update, other)
+    orthonormal = replace(update, law=replace(update.law, linear_in_rows=False))
+    oblique_rates, orthonormal_rates = (
+        rates(case, RATE, problem, start, 3, state=state, tau=TAU) for case in (update, orthonormal)
     )
-    for kept in quick:
-        # a root of a matrix near 0 keeps half of the digits of its smallest entries
-        np.testing.assert_allclose(quick[kept], generic[kept], atol=1e-9)
+    for name, rate in oblique_rates.items():
+        # The root of a matrix near 0 has half of the digits of its smallest entries.
+        np.testing.assert_allclose(rate, orthonormal_rates[name], atol=1e-9)
 
 
-# ------------------------------------------------------------------------------------------------ against plain SGD, and runs
+# -- plain SGD and runs
 
 
 def heavy_ball(state, gradient, lr, D, number):
@@ -399,7 +464,11 @@ def heavy_ball(state, gradient, lr, D, number):
 
 @pytest.mark.slow
 def test_heavy_balls_are_plain_sgd_at_a_larger_rate():
-    """Of fixed beta, the library's and a user's: lr/(1 - beta), noise included; with batches, decay, a trained head, on the sphere."""
+    """A fixed beta is plain SGD with lr/(1 - beta), noise included.
+
+    The updates are those of the library and a user's own. Problems have batches, weight decay, a
+    trained head, the sphere, or two covariance blocks.
+    """
     own = U.own(heavy_ball, rows=("velocity",), memory="fast", rereads=False)
     assert own.law.linear
     for options in (
@@ -410,39 +479,39 @@ def test_heavy_balls_are_plain_sgd_at_a_larger_rate():
         problem = sgd.TeacherStudent(
             width=2, teacher_width=1, activation="erf", noise=NOISE, **options
         )
-        begin = sgd.start(problem, M=M0, Q=np.array([[1.0, 0.2], [0.2, 1.0]]))
-        ask = dict(rtol=1e-10, atol=1e-12)
-        plain = sgd.solve_ode(
-            problem,
-            sgd.OnePassSGD(lr=1.0, batch=2, head_rate=0.7),
-            begin,
-            times=[0, 0.5, 1.0],
-            **ask,
-        )
+        start = sgd.start(problem, M=M0, Q=np.array([[1.0, 0.2], [0.2, 1.0]]))
+        tolerances = {"rtol": 1e-10, "atol": 1e-12}
+        sgd_algorithm = sgd.OnePassSGD(lr=1.0, batch=2, head_rate=0.7)
+        plain = sgd.solve_ode(problem, sgd_algorithm, start, times=[0, 0.5, 1.0], **tolerances)
         for update in (own, U.momentum(0.6), U.nesterov(0.6)):
             if update is own and "weight_decay" in options:
-                continue  # a user's has its decay beside the step: lr, not lr/(1 - beta)
+                continue  # A user's update adds its decay with lr, not with lr/(1 - beta).
             algorithm = sgd.OnePassSGD(lr=0.4, batch=2, head_rate=0.7, update=update)
-            found = sgd.solve_ode(problem, algorithm, begin, times=[0, 0.2, 0.4], **ask)
+            solution = sgd.solve_ode(problem, algorithm, start, times=[0, 0.2, 0.4], **tolerances)
             for name in ("M", "Q", "a", "risk"):
-                np.testing.assert_allclose(found[name], plain[name], atol=1e-8)
-            assert "rows_Q" not in found
+                np.testing.assert_allclose(solution[name], plain[name], atol=1e-8)
+            assert "rows_Q" not in solution
 
 
 def lengths(state, gradient, lr, D, number):
-    """A scalar that is no mean of squares."""
+    """A scalar that is not a mean of squares."""
     G = gradient(state["weights"])
     return {"weights": -lr / D * G / (0.2 + state["sum"]), "sum": jnp.sqrt(jnp.sum(G**2)) / D**1.5}
 
 
 def squares(state, gradient, lr, D, number):
     G = gradient(state["weights"])
-    more = jnp.sum(G**2) / D**2
-    return {"weights": -lr / D * G / jnp.sqrt(0.1 + state["sum"]), "sum": more}
+    return {
+        "weights": -lr / D * G / jnp.sqrt(0.1 + state["sum"]),
+        "sum": jnp.sum(G**2) / D**2,
+    }
 
 
 def along_rows(state, gradient, lr, D, number):
-    """A scalar that is quadratic in the gradient along the rows, whose mean is not the square of a mean."""
+    """A scalar that is quadratic in the gradient along the rows.
+
+    Its mean is not the square of a mean.
+    """
     G = gradient(state["weights"])
     return {
         "weights": -lr / D * G / (1 + state["sum"]),
@@ -450,25 +519,23 @@ def along_rows(state, gradient, lr, D, number):
     }
 
 
-def bounded(state, gradient, lr, D, number, most):
+def clip_gradient(state, gradient, lr, D, number, most):
     G = gradient(state["weights"])
     return {"weights": -lr / D * G * jnp.minimum(1, most / jnp.sqrt(jnp.sum(G**2) / D))}
 
 
 def test_which_own_updates_are_linear():
-    """Those whose mean gradient and noise are enough; scalars count, and bounds are found wherever they are."""
-    made = {
-        step: U.own(step, scalars=("sum",), memory="slow")
+    """Updates that need the mean gradient and its noise only.
+
+    Scalars count, and a bound is detected whatever its size.
+    """
+    is_linear = {
+        step.__name__: U.own(step, scalars=("sum",), memory="slow").law.linear
         for step in (lengths, squares, along_rows)
     }
-    assert {step.__name__: update.law.linear for step, update in made.items()} == {
-        "lengths": False,
-        "squares": True,
-        "along_rows": False,
-    }
-    assert not any(
-        U.own(bounded, numbers={"most": most}).law.linear for most in (0.01, 1.0, 10.0, 30.0)
-    )
+    assert is_linear == {"lengths": False, "squares": True, "along_rows": False}
+    for most in (0.01, 1.0, 10.0, 30.0):
+        assert not U.own(clip_gradient, numbers={"most": most}).law.linear
     assert U.own(heavy_ball, rows=("velocity",), memory="fast").law.linear
 
 
@@ -477,7 +544,7 @@ OWN = {
     for step in (lengths, squares, along_rows)
 }
 
-# update, problem, algorithm: what else an ODE has to know of
+# Update, options of the problem, and options of the algorithm, of each comparison with runs.
 RUNS = {
     "momentum, head": (
         U.momentum(memory=1.5),
@@ -535,18 +602,20 @@ RUNS = {
 }
 
 
-def means_agree(theory, runs, slack):
-    """Means of runs are the ODE: to 4.9 standard errors, its own errors, and what finite d adds."""
+def assert_means_agree(theory, runs, slack):
+    """Check that the means of runs are the ODE.
+
+    Up to 4.9 standard errors, the error estimates of the ODE, and `slack` for finite d.
+    """
     for name in ("M", "Q", "a", "risk", "rows_M", "rows_Q", "update_scalars"):
         if name not in theory:
             continue
         values, expected = runs[name].values, theory[name].values[0]
         error = values.std(axis=0, ddof=1) / np.sqrt(len(values))
-        own = max(
-            theory.attrs.get("error_quadrature") or 0.0, theory.attrs.get("error_integrator") or 0.0
-        )
+        errors = (theory.attrs.get(f"error_{kind}") for kind in ("quadrature", "integrator"))
+        own_error = max(estimate or 0.0 for estimate in errors)
         gap = np.abs(values.mean(axis=0) - expected)
-        allowed = SIGMAS * error + own + slack * np.abs(expected).max() + 1e-9
+        allowed = SIGMAS * error + own_error + slack * np.abs(expected).max() + 1e-9
         assert np.all(gap <= allowed), (name, float((gap / allowed).max()), float(gap.max()))
 
 
@@ -556,15 +625,12 @@ def test_the_ode_is_the_mean_of_runs(name):
     """60 exact runs at d = 2000."""
     update, options, algorithm = RUNS[name]
     problem = sgd.TeacherStudent(width=2, teacher_width=1, activation="erf", noise=NOISE, **options)
-    begin = sgd.start(problem, M=M0, Q=np.array([[1.0, 0.2], [0.2, 1.0]]))
+    start = sgd.start(problem, M=M0, Q=np.array([[1.0, 0.2], [0.2, 1.0]]))
     algorithm = sgd.OnePassSGD(**{"lr": 1.5, **algorithm}, update=update)
-    asked = {"times": [0, 0.7, 1.4]} if not algorithm.scheduled else {"alpha": [0, 0.5, 1.0]}
-    theory = sgd.solve_ode(problem, algorithm, begin, **asked)
-    means_agree(
-        theory,
-        sgd.simulate(problem, algorithm, begin, dimension=2000, runs=60, seed=1, **asked),
-        4 / 2000,
-    )
+    clock = {"alpha": [0, 0.5, 1.0]} if algorithm.scheduled else {"times": [0, 0.7, 1.4]}
+    theory = sgd.solve_ode(problem, algorithm, start, **clock)
+    runs = sgd.simulate(problem, algorithm, start, dimension=2000, runs=60, seed=1, **clock)
+    assert_means_agree(theory, runs, 4 / 2000)
     assert float(np.abs(theory.M[0, -1] - theory.M[0, 0]).max()) > 0.03
 
 
@@ -574,16 +640,11 @@ def test_the_ode_is_the_mean_of_runs(name):
 )
 def test_mixtures_are_the_mean_of_runs(update):
     problem = sgd.GaussianMixture("xor", width=2, snr=4.0)
-    begin = sgd.random_start(problem, dimension=30, seed=4)
-    algorithm = sgd.OnePassSGD(lr=1.0, update=update)
-    theory = sgd.solve_ode(problem, algorithm, begin, times=[0, 0.5, 1.0])
-    means_agree(
-        theory,
-        sgd.simulate(
-            problem, algorithm, begin, times=[0, 0.5, 1.0], dimension=2000, runs=60, seed=1
-        ),
-        4 / 2000,
-    )
+    start = sgd.random_start(problem, dimension=30, seed=4)
+    algorithm, times = sgd.OnePassSGD(lr=1.0, update=update), [0, 0.5, 1.0]
+    theory = sgd.solve_ode(problem, algorithm, start, times=times)
+    runs = sgd.simulate(problem, algorithm, start, times=times, dimension=2000, runs=60, seed=1)
+    assert_means_agree(theory, runs, 4 / 2000)
 
 
 @pytest.mark.slow
@@ -593,47 +654,53 @@ def test_mixtures_are_the_mean_of_runs(update):
     ids=lambda update: update.kind,
 )
 def test_units_of_the_trace(update):
-    """per="trace": D = the trace of the covariance in lr/D, memory/D and sqrt(D) alike; of two blocks, and of a spectrum."""
+    """With per="trace", D is the trace of the covariance in lr/D, memory/D and sqrt(D) alike.
+
+    The covariance has two blocks, or is a spectrum.
+    """
     for covariance in ([(2.0, 0.5), (0.5, 0.5)], sgd.Spectrum([2.0, 0.5], [1000, 1000])):
         problem = sgd.TeacherStudent(
             width=2, teacher_width=1, activation="erf", noise=NOISE, covariance=covariance
         )
-        begin = sgd.start(problem, M=M0, Q=Q0)
+        start = sgd.start(problem, M=M0, Q=Q0)
         algorithm = sgd.OnePassSGD(lr=0.5, update=update, per="trace")
-        theory = sgd.solve_ode(problem, algorithm, begin, times=[0, 0.3, 0.6])
+        times = [0, 0.3, 0.6]
+        theory = sgd.solve_ode(problem, algorithm, start, times=times)
         method = "direct" if update.law.coordinatewise else "exact"
         runs = sgd.simulate(
             problem,
             algorithm,
-            begin,
-            times=[0, 0.3, 0.6],
+            start,
+            times=times,
             dimension=2000,
             runs=40,
             seed=1,
             method=method,
         )
-        means_agree(theory, runs, 4 / 2000)
+        assert_means_agree(theory, runs, 4 / 2000)
         assert float(np.abs(theory.M[0, -1] - theory.M[0, 0]).max()) > 0.02
 
 
 @pytest.mark.slow
 def test_wide_fields():
-    """Where fields have become wide their gradients are as small as numbers can be: still no NaN, and the means of runs to 3%."""
+    """Gradients of wide fields are as small as numbers can be, without NaN.
+
+    The means of runs agree to 3%.
+    """
     problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.1)
-    begin = sgd.start(problem, M=[[0.4]], Q=[[1.0]])
-    algorithm = sgd.OnePassSGD(
-        lr=2.0, update=sgd.updates.gradient_noise(0.8, of=sgd.updates.clipped(0.2, over="sample"))
-    )
-    theory = sgd.solve_ode(problem, algorithm, begin, alpha=[10.0])
-    runs = sgd.simulate(problem, algorithm, begin, alpha=[10.0], dimension=1000, runs=100)
+    start = sgd.start(problem, M=[[0.4]], Q=[[1.0]])
+    update = U.gradient_noise(0.8, of=U.clipped(0.2, over="sample"))
+    algorithm = sgd.OnePassSGD(lr=2.0, update=update)
+    theory = sgd.solve_ode(problem, algorithm, start, alpha=[10.0])
+    runs = sgd.simulate(problem, algorithm, start, alpha=[10.0], dimension=1000, runs=100)
     np.testing.assert_allclose(runs.Q.mean("run"), theory.Q[0], rtol=0.03)
     np.testing.assert_allclose(runs.risk.mean("run"), theory.risk[0], rtol=0.03)
 
 
-def test_decay_inside_a_step_of_one_length_has_no_limit():
+def test_decay_inside_a_step_of_constant_length_has_no_limit():
     problem = sgd.TeacherStudent(width=2, activation="erf")
-    begin = sgd.start(problem, M=[[0.1], [0.2]], Q=np.eye(2))
-    for inner in (sgd.updates.sign(), sgd.updates.normalised(), sgd.updates.muon()):
-        update = sgd.updates.weight_decay(1.0, of=inner, decoupled=False)
-        with pytest.raises(ValueError, match="no limit. Use decoupled=True"):
-            sgd.solve_ode(problem, sgd.OnePassSGD(update=update), begin, times=[1.0])
+    start = sgd.start(problem, M=[[0.1], [0.2]], Q=np.eye(2))
+    for inner in (U.sign(), U.normalised(), U.muon()):
+        update = U.weight_decay(1.0, of=inner, decoupled=False)
+        with pytest.raises(ValueError, match="no limit"):
+            sgd.solve_ode(problem, sgd.OnePassSGD(update=update), start, times=[1.0])

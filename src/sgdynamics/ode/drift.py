@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -65,7 +65,7 @@ def drift(
     batch: Scalar | int = 1,
     flow: bool = False,
     finite: dict[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Numeric]:
     """Return d(M, Q, a)/dt at one state.
 
     `flow` leaves out the noise of the gradient (gradient flow, lr -> 0). `finite` contains 1/d and
@@ -102,7 +102,9 @@ def drift(
     # First order of the normalisation; the higher ones matter at finite d only.
     dM, dQ = structure.constraint.project_overlap_rates(M, Q, dM, dQ)
     if structure.constraint.fixes_norms and finite is not None and not flow:
-        remainder = _sphere_remainder(structure, parameters, algorithm, state, batch, finite)
+        # The remainder is a mean over the samples of one step: their number is static here.
+        count = cast(int, batch)
+        remainder = _sphere_remainder(structure, parameters, algorithm, state, count, finite)
         dM, dQ = dM + remainder["M"], dQ + remainder["Q"]
     da = (
         -algorithm["head_rate"] * (moments.head_gradient + decay * head)
@@ -130,7 +132,7 @@ class MeanStep(Field):
     flow: bool
     symmetric = ("Q",)
 
-    def __call__(self, replicate: PyTree, shared: Parameters, t: Scalar, state: State) -> Any:
+    def __call__(self, replicate: PyTree, shared: Parameters, t: Scalar, state: State) -> State:
         lr, state = shared["algorithm"]["lr"], from_units(shared, state)
         # alpha = steps B/d = t B/lr at constant rate and batch
         constant_batch = shared["algorithm"].get("batch", self.batch)
@@ -180,9 +182,9 @@ def _sphere_remainder(
     parameters: Parameters,
     algorithm: Parameters,
     state: State,
-    batch: Any,
+    batch: int,
     finite: dict[str, Any],
-) -> dict[str, Any]:
+) -> dict[str, Numeric]:
     """Return the mean of the normalised overlaps minus their first-order expansion, per unit of t.
 
     With g_i = |w_i|^2 - 1 after the step and before the normalisation, s_i = sqrt(1 + g_i) and
@@ -203,7 +205,7 @@ def _sphere_remainder(
 
     def remainder(
         inside: Float[Numeric, "..."], noise: Float[Numeric, "..."], outside: Float[Numeric, "..."]
-    ) -> dict[str, Any]:
+    ) -> dict[str, Numeric]:
         x, loss_arguments = segment_inputs(layout, parameters, SpanDraws(inside, noise, outside))
         sample = (x[0], jax.tree.map(lambda leaf: leaf[0], loss_arguments), outside)
         stepped = chain_step(layout, (parameters, algorithm), rate, rows, sample)
