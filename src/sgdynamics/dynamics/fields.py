@@ -44,7 +44,7 @@ from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock, integration_points
 from sgdynamics.results.variables import VARIABLES
 from sgdynamics.samples.input_covariance import eigenvalues, field_covariance
-from sgdynamics.sde.scheme import SdePaths, sde_step_length, with_edges
+from sgdynamics.sde.paths import SdePaths, sde_step_length, with_edges
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import check_room
 from sgdynamics.simulation.gpu.chain import exact_chain

@@ -51,7 +51,7 @@ from sgdynamics.problems.spiked_tensor import (
     check_spiked_dimension,
     validate_spiked_start,
 )
-from sgdynamics.sde.scheme import VariableStepSimulator
+from sgdynamics.sde.paths import VariableStepSimulator
 from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Observe
 from sgdynamics.simulation.spiked_tensor import SpikedState, divergence_limit, power, power_bits
 

@@ -24,7 +24,7 @@ from sgdynamics.ode.case import Field, Watch
 from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock, integration_points
 from sgdynamics.samples.spectra import MAX_DIMENSION
-from sgdynamics.sde.scheme import with_edges
+from sgdynamics.sde.paths import with_edges
 from sgdynamics.simulation.running import Simulator
 from sgdynamics.simulation.user_dynamics import UserChain
 

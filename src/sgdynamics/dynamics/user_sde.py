@@ -22,7 +22,7 @@ from sgdynamics.base.random import normals_and_uniforms
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.dynamics.requests import Arrays
 from sgdynamics.results.clock import plan_steps
-from sgdynamics.sde.scheme import FIRST_STEPS, MOST_STEPS, STEP_TOLERANCE, VariableStepSimulator
+from sgdynamics.sde.paths import FIRST_STEPS, MOST_STEPS, STEP_TOLERANCE, VariableStepSimulator
 from sgdynamics.simulation.running import (
     LARGEST,
     NO_OBSERVATION,

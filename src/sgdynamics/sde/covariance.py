@@ -32,7 +32,7 @@ from jaxtyping import Float
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate, validate_algorithm
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function, Numeric, Parameters
+from sgdynamics.base.arrays import Function, Numeric, Parameters, PyTree
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations.interface import Overlaps
 from sgdynamics.expectations.nodes import hermite_product, sobol_normals
@@ -42,14 +42,14 @@ from sgdynamics.problems.gram import eigen_root
 from sgdynamics.problems.overlap_starts import Start, validate_start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import input_covariance
-from sgdynamics.simulation.sample_moves import sample_moves
+from sgdynamics.simulation.sample_moves import SampleMoves, sample_moves
 
 # Above this size, sampling is cheaper than an exact grid.
 MOST_GRID_POINTS = 400_000
+# Sobol points: log2 of their number per replicate, and the number of replicates.
 LOG2_POINTS, REPLICATES = 14, 8
 
-
-# (variable, row, column) of one entry of M, Q or a
+# (variable, row, column) of one entry of M, Q or a.
 Coordinate = tuple[str, int, int]
 
 
@@ -131,6 +131,7 @@ def increment_covariance(
     >>> round(float(increment.of("M11")[0, 0]), 2)
     11.87
     """
+    # All arguments are checked before anything is computed.
     algorithm = validate_algorithm(algorithm, "increment_covariance", problem)
     start = validate_start(problem, start)
     if not 0 <= checks.integer("run", run, 0) < start.runs:
@@ -143,12 +144,14 @@ def increment_covariance(
     noise_rate = constant_rate(algorithm, "increments") / algorithm.batch
     noise_rate *= float(input_covariance.trace(parameters))
     names, coordinates = _coordinates(structure)
+    # On the sphere the normalisation maps the increment u of a free step to projection u.
     projection = (
         _projection(structure, names, start.M[run], start.Q[run])
         if structure.constraint.fixes_norms
         else np.eye(len(names))
     )
     decay = _decay(structure, names, parameters, algorithm, start, run)
+    # Wick's theorem needs Gaussian label noise, as well as squared activations.
     if structure.loss.quadratic and structure.sample.noise_law is None:
         omega = np.asarray(overlaps.covariance)
         mean, covariance = _wick(
@@ -190,6 +193,7 @@ def increment_covariance(
         )
         method = "exact grid" if is_exact else "sampled"
     covariance = projection @ covariance @ projection.T
+    # Symmetric to the last bit, for eigenvalue solvers.
     return IncrementCovariance(
         names, projection @ (mean + decay), (covariance + covariance.T) / 2, error, method
     )
@@ -200,6 +204,7 @@ def _coordinates(structure: Structure) -> tuple[tuple[str, ...], list[Coordinate
     p, k = structure.width, structure.signals
     # "M11" is unambiguous only below ten rows and signals; beyond that it is "M1,1"
     separator = "" if max(p, k) < 10 else ","
+    # Q is symmetric: its upper triangle contains all of it.
     coordinates = [("M", i, r) for i in range(p) for r in range(k)] + [
         ("Q", i, j) for i in range(p) for j in range(i, p)
     ]
@@ -217,7 +222,7 @@ def _projection(
 ) -> np.ndarray:
     """Return the linear map that the normalisation of the rows applies to an increment."""
     _, coordinates = _coordinates(structure)
-    index_of = {kind: index for index, kind in enumerate(coordinates)}
+    index_of = {coordinate: index for index, coordinate in enumerate(coordinates)}
     projection = np.eye(len(names))
     for index, (kind, i, j) in enumerate(coordinates):
         # M_ir/|w_i| changes by -M_ir dQ_ii/2, and Q_ij likewise for both of its rows
@@ -238,6 +243,7 @@ def _decay(
     run: int,
 ) -> np.ndarray:
     """Return the mean increment due to weight decay, which has no noise."""
+    # In the time t the weights decay as dW/dt = -al W, and the head with its relative rate.
     al = float(parameters["weight_decay"])
     M, Q, a = start.M[run], start.Q[run], start.a[run]
     _, coordinates = _coordinates(structure)
@@ -264,6 +270,7 @@ def _wick(
     Under the weight exp(s e) the fields are Gaussian with covariance (Omega^-1 - 2 s diag(c))^-1.
     """
     p = structure.width
+    # The fields are ordered as in Omega: students first, then teachers.
     teachers = np.asarray(parameters["teacher_head"])
     # e = sum_b c_b lambda_b^2: students with -a_i/p, teachers with a*_r/k
     c = np.concatenate([-head / p, teachers / len(teachers)])
@@ -272,6 +279,8 @@ def _wick(
     # u of a coordinate is (A e + B e^2) times the product of these two fields
     first = [i for _, i, _ in coordinates]
     second = [p + j if kind == "M" else j for kind, _, j in coordinates]
+    # Entries of the docstring: e lambda_i lambda_j comes from the first order in h, and
+    # e^2 lambda_i lambda_j, for Q alone, from (lr/B) h h^T.
     A = np.array(
         [
             {"M": alpha[i], "Q": alpha[i] + alpha[j % p], "a": algorithm.head_rate / p}[kind]
@@ -285,6 +294,7 @@ def _wick(
     order = 5
     # Covariance of the fields under exp(s e), and the normalisation E[exp(s e)], as power series in
     # s. The logarithm of the normalisation is -log det(1 - 2 s diag(c) Omega)/2 + s^2 noise/2.
+    # (Omega^-1 - 2 s D)^-1 = Omega + 2 s Omega D Omega + ... with D = diag(c)
     tilted = [omega]
     for _ in range(order - 1):
         tilted.append(2 * tilted[-1] @ (c[:, None] * omega))
@@ -304,6 +314,8 @@ def _wick(
         """Return E[e^k ...], which is k! times the coefficient of s^k."""
         return math.factorial(k) * np.sum([norm[k - m] * make(m) for m in range(k + 1)], axis=0)
 
+    # Index arrays of all pairs of coordinates: (i, j) of the one along rows, of the other along
+    # columns.
     i, j = np.array(first), np.array(second)
     X, Y = (i[:, None], j[:, None]), (i[None], j[None])
 
@@ -344,6 +356,7 @@ def _points(structure: Structure) -> tuple[list[np.ndarray], list[np.ndarray], b
             # three nodes are exact for the label noise, of which u u^T has degree 4
             grid, weight = hermite_product((count,) * structure.fields + (3,))
             return [grid], [weight], True
+    # Not whitened: that would bias the fourth moments of the points, which matter here.
     points = sobol_normals(
         sum(_columns(structure)), LOG2_POINTS, REPLICATES, whiten=False, seed=1701
     )
@@ -378,6 +391,7 @@ def _averages(
     centred = centred @ eigen_root(np.asarray(overlaps.covariance)).T
     shares, cases = sample.cases(parameters)
     loss_parameters = parameters_with_overlaps(structure, parameters, overlaps)
+    # E[u] and E[u u^T], summed over the cases of the discrete draws.
     first: Any = 0.0
     second: Any = 0.0
     for index, share in enumerate(np.asarray(shares)):
@@ -405,6 +419,7 @@ def _averages(
                 products = products + np.einsum("nbic,bcd->nid", np.asarray(pulls), by_block)
             else:
                 products = products + np.asarray(pulls) @ by_block.sum(axis=0)
+        # h C h^T, with C the correlation of the tokens
         mixed = np.asarray(sample.tokens.correlate(parameters, by_token, -2))
         gram = np.einsum("nti,ntj->nij", mixed, mixed)
         terms = np.concatenate(
@@ -438,7 +453,7 @@ def _moves(
     fields: Float[Numeric, "n p"],
     signals: Float[Numeric, "n K"],
     head: Float[Numeric, " p"],
-    noise: Float[Numeric, " n"],
-) -> Any:
-    """Return the compiled gradients of the loss for each point."""
+    noise: PyTree,
+) -> SampleMoves:
+    """Return the gradients of the loss at each point, compiled."""
     return sample_moves(structure, parameters, jnp.asarray(fields), signals, head, noise)
