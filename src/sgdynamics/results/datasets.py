@@ -71,14 +71,17 @@ def requested_clock(result: xr.Dataset) -> str:
     return name if name in TIMES and name in result.coords else "t"
 
 
-class Described(Protocol):
+class RecordSource(Protocol):
     """A problem or a user's dynamics, which records itself as plain values."""
 
     def describe(self) -> dict[str, Any]: ...
 
 
 def record(
-    problem: Described, algorithm: OnePassSGD | FixedData, method: str, attributes: dict[str, Any]
+    problem: RecordSource,
+    algorithm: OnePassSGD | FixedData,
+    method: str,
+    attributes: dict[str, Any],
 ) -> dict[str, Any]:
     """Attributes of a result, with its provenance.
 
