@@ -232,7 +232,10 @@ def _suggestion(name: str) -> str:
     if name.startswith("_") or not name[:1].isupper():
         return ""
     if lower == "sgd":
-        return ": write sgd.OnePassSGD(lr=...) for fresh samples, sgd.EpochSGD(lr=..., samples_per_dimension=...) for a data set"
+        return (
+            ": write sgd.OnePassSGD(lr=...) for fresh samples, "
+            "sgd.EpochSGD(lr=..., samples_per_dimension=...) for a data set"
+        )
     if lower == "adamw":
         return (
             ": write sgd.OnePassSGD(lr=..., update=sgd.updates.adam(memory=..., weight_decay=...))"

@@ -163,7 +163,9 @@ class FittedModel:
         """Standard errors of the parameters in their own units."""
         deviations = np.sqrt(np.diag(self.covariance))
         values = self.parameters
-        errors = dict(zip(("floor", "A", "B"), deviations[:3].tolist(), strict=True))
+        errors: dict[str, float] = dict(
+            zip(("floor", "A", "B"), deviations[:3].tolist(), strict=True)
+        )
         for entry, deviation in zip(self.model.shape, deviations[3:], strict=True):
             factor = values[entry.name] if entry.is_log else 1.0
             errors[entry.name] = float(deviation * factor)

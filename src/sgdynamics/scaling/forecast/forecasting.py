@@ -154,16 +154,12 @@ class Forecast:
         >>> abs(float(prediction["loss"][-1]) - (2 + 3 * 16000**-0.5)) < 0.002
         True
         """
-        length = checks.number("steps", steps, above=0.0) if np.ndim(steps) == 0 and steps else None
+        points = None if steps is None or np.ndim(steps) == 0 else np.asarray(steps)
+        length = None
+        if steps is not None and points is None:
+            length = checks.number("steps", steps, above=0.0)
         rates = read_schedule("schedule", schedule, length)
-        if np.ndim(steps) > 0:
-            points = np.sort(checks.real_array("steps", steps, "give steps above 0"))
-            if points[0] <= 0 or points[-1] > rates.length * (1 + 1e-9):
-                fix = f"give steps above 0 up to the end of the schedule, {rates.length:g}"
-                raise checks.reject("steps", [points[0], points[-1]], fix)
-        else:
-            start = max(self.skip * rates.length, rates.warmup_end(), 1.0)
-            points = np.linspace(start, rates.length, PREDICTED_POINTS)
+        points = self._save_points(points, rates)
         self._check_length(rates)
         messages = self._limitations(rates)
         for message in messages:
@@ -343,6 +339,17 @@ class Forecast:
         from sgdynamics.scaling.forecast.picture import forecast_html
 
         return forecast_html(self)
+
+    def _save_points(self, steps: np.ndarray | None, rates: RateCurve) -> np.ndarray:
+        """The steps at which a loss is predicted."""
+        if steps is None:
+            first = max(self.skip * rates.length, rates.warmup_end(), 1.0)
+            return np.linspace(first, rates.length, PREDICTED_POINTS)
+        points = np.sort(checks.real_array("steps", steps, "give steps above 0"))
+        if points[0] <= 0 or points[-1] > rates.length * (1 + 1e-9):
+            fix = f"give steps above 0 up to the end of the schedule, {rates.length:g}"
+            raise checks.reject("steps", [points[0], points[-1]], fix)
+        return points
 
     def _others(self) -> dict[str, FittedModel]:
         return {name: fit for name, fit in self.fits.items() if name != self.model}

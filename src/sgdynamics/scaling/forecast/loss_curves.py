@@ -83,7 +83,11 @@ def read_curves(
     skip: float,
 ) -> list[LossCurve]:
     """Read and validate one or several loss curves."""
-    sources = [curves] if _is_one_source(curves) else list(curves)
+    sources: list[object]
+    if _is_one_source(curves) or not isinstance(curves, Iterable):
+        sources = [curves]
+    else:
+        sources = list(curves)
     tables = [table for index, source in enumerate(sources) for table in _tables(source, index)]
     if not tables:
         raise checks.reject("curves", curves, "give at least one loss curve")
