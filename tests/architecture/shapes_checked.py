@@ -17,7 +17,7 @@ import numpy as np
 from beartype import BeartypeConf, beartype
 from jaxtyping import install_import_hook
 
-# modules whose annotations of shapes are checked
+# Modules whose annotations are checked.
 ENGINE = (
     "samples",
     "problems.losses",
@@ -27,6 +27,7 @@ ENGINE = (
     "problems.user_losses",
     "problems.activations",
     "problems.problem",
+    "problems.sample_functions",
     "problems.constraints",
     "problems.frames",
     "problems.overlap_starts",
@@ -46,14 +47,21 @@ ENGINE += (
 ENGINE += ("dynamics.spiked_equations", "analysis.effective")
 BLOCKS = [(4.0, 0.1), (2.0, 0.2), (1.0, 0.3), (0.5, 0.4)]
 RUNS, BATCH, DIMENSION, SAMPLES = 7, 6, 200, 90
-PROBLEMS: tuple[str, ...] | None = None  # None: all of them
+# Names of the problems that are traced; None for all.
+PROBLEMS: tuple[str, ...] | None = None
+# Problems of which more is traced than drift and risk, because they cover most types of arrays.
+SIMULATED = ("erf", "tokens", "own clusters")
+CONDITIONED = ("erf", "tokens")
+WITH_FINITE_DRIFT = ("erf", "own", "tokens", "mixture of 2")
+
+# What is traced, with a function without arguments.
+Traces = Iterator[tuple[str, Callable[[], Any]]]
 
 
 def checker(function: Any) -> Any:
-    """Arguments and results held to their annotations; an int is a float, as for every type checker."""
-    if "Self" in str(
-        getattr(function, "__annotations__", "")
-    ):  # known only where a whole class is decorated
+    """Decorate a function with a check of its annotations; an int is accepted as a float."""
+    # beartype resolves `Self` only if it decorates the whole class.
+    if "Self" in str(getattr(function, "__annotations__", "")):
         return function
     return beartype(function, conf=BeartypeConf(is_pep484_tower=True))
 
@@ -76,22 +84,16 @@ def classes(fields: Any, signals: Any, head: Any, label: Any) -> Any:
 
 def attention(fields: Any, signals: Any, head: Any, draws: Any) -> Any:
     weights = jax.nn.softmax(signals[0])
-    return (
-        0.5
-        * (
-            jnp.mean(head * (fields @ weights))
-            - jnp.tanh(signals[1] @ weights)
-            - 0.1 * draws["noise"]
-        )
-        ** 2
-    )
+    output = jnp.mean(head * (fields @ weights))
+    label = jnp.tanh(signals[1] @ weights) + 0.1 * draws["noise"]
+    return 0.5 * (output - label) ** 2
 
 
 def problems(sgd: Any) -> dict[str, Callable[[], Any]]:
-    """One of each expectation and way of drawing a sample; made when asked for."""
+    """Return functions that make a problem for each family of expectations and of samples."""
     committee = partial(sgd.TeacherStudent, width=3, teacher_width=2, noise=0.1)
     clusters = [(0.3, [1.0, 0.5], 1.0), (0.7, [-1.0, 0.2], 0.0)]
-    more = {
+    sample_options = {
         "token_correlation": 0.7 * np.eye(5) + 0.3,
         "means": 0.3 * np.ones((5, 2)),
         "draws": {"noise": "normal", "group": [0.3, 0.7]},
@@ -116,7 +118,13 @@ def problems(sgd: Any) -> dict[str, Callable[[], Any]]:
             classes, width=3, signals=2, covariance=BLOCKS, clusters=clusters
         ),
         "tokens": lambda: sgd.Problem(
-            attention, width=3, signals=2, head="trained", tokens=5, covariance=BLOCKS, **more
+            attention,
+            width=3,
+            signals=2,
+            head="trained",
+            tokens=5,
+            covariance=BLOCKS,
+            **sample_options,
         ),
         **{
             f"mixture of {width}": partial(sgd.GaussianMixture, "xor", width=width, snr=4.0)
@@ -125,160 +133,193 @@ def problems(sgd: Any) -> dict[str, Callable[[], Any]]:
     }
 
 
-def begin(sgd: Any, problem: Any) -> Any:
+def random_start(sgd: Any, problem: Any) -> Any:
     return sgd.random_start(problem, dimension=DIMENSION, runs=RUNS, seed=0)
 
 
-def steps(sgd: Any, name: str, problem: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """(what, a function that traces it) of one problem."""
-    from sgdynamics.base.random import run_keys
+def traces(sgd: Any, name: str, problem: Any) -> Traces:
+    """Yield the paths of the engine that a problem goes through."""
+    start = random_start(sgd, problem)
+    yield from theory_traces(sgd, name, problem, start)
+    if name in SIMULATED:
+        yield from simulation_traces(sgd, problem, start)
+    if name in CONDITIONED:
+        yield from sde_traces(sgd, problem, start)
+        yield "conditioning", partial(condition, sgd, problem)
+        yield from dmft_traces(sgd, problem, start)
+    if name == "erf":
+        yield from response_traces(sgd, problem, start)
+
+
+def theory_traces(sgd: Any, name: str, problem: Any, start: Any) -> Traces:
+    """Yield the drift of the ODE and the risk."""
     from sgdynamics.expectations.choice import expectation_of
     from sgdynamics.expectations.risk import MARGIN, choose_quadrature, overlaps_at
-    from sgdynamics.fixed_data import conditioning
-    from sgdynamics.fixed_data.dmft import Sweep
-    from sgdynamics.fixed_data.host_draws import Sampling
-    from sgdynamics.fixed_data.paths import advance_paths
-    from sgdynamics.fixed_data.response_form import advance_paths as advance_response_paths
-    from sgdynamics.fixed_data.response_sweep import ResponseSweep
-    from sgdynamics.fixed_data.setup import InitialDraws, InitialWeights, Setup, StepParameters
     from sgdynamics.ode.drift import drift
-    from sgdynamics.problems.overlap_starts import Start
-    from sgdynamics.sde.scheme import SdePaths
-    from sgdynamics.simulation.direct import DirectSGD
-    from sgdynamics.simulation.exact import ExactChain
 
-    structure, numbers, start = problem.structure, problem.parameters, begin(sgd, problem)
-    expectation, quadrature = (
-        expectation_of(structure),
-        choose_quadrature(problem, start.Q_blocks, MARGIN),
-    )
+    structure, parameters = problem.structure, problem.parameters
+    expectation = expectation_of(structure)
+    quadrature = choose_quadrature(problem, start.Q_blocks, MARGIN)
     state = {"M": start.M_blocks[0], "Q": start.Q_blocks[0], "a": start.a[0]}
-    sizes = problem.block_dimensions(DIMENSION)
-    algorithm = sgd.OnePassSGD(lr=0.2, batch=BATCH)
-    keys, chosen = run_keys(0, np.arange(RUNS)), np.arange(RUNS)
 
-    def first(nodes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def first_replicate(nodes: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return {key: value[0] for key, value in nodes.items()}
 
-    finite = {"inverse_dimension": np.float64(1 / DIMENSION), "sizes": sizes.astype(float)}
-    one = partial(
+    trace_drift = partial(
         drift,
         structure,
         quadrature,
-        first(expectation.nodes(quadrature, False)),
-        numbers,
-        algorithm.parameters,
+        first_replicate(expectation.nodes(quadrature, False)),
+        parameters,
+        sgd.OnePassSGD(lr=0.2, batch=BATCH).parameters,
         state,
         batch=BATCH,
     )
-    yield "drift", one
-    if name in ("erf", "own", "tokens", "mixture of 2"):
-        yield "drift at finite d", partial(one, finite=finite)
-    overlaps = overlaps_at(structure, numbers, state)
+    yield "drift", trace_drift
+    if name in WITH_FINITE_DRIFT:
+        sizes = problem.block_dimensions(DIMENSION).astype(float)
+        finite = {"inverse_dimension": np.float64(1 / DIMENSION), "sizes": sizes}
+        yield "drift at finite d", partial(trace_drift, finite=finite)
     yield (
         "risk",
         partial(
             expectation.risk,
             quadrature,
-            first(expectation.risk_nodes(quadrature)),
-            numbers,
-            overlaps,
+            first_replicate(expectation.risk_nodes(quadrature)),
+            parameters,
+            overlaps_at(structure, parameters, state),
             state["a"],
         ),
     )
 
-    def advanced(simulator: Any) -> Any:
-        return simulator.advance(simulator.initial(chosen), keys, 0, 3)
 
-    if name in ("erf", "tokens", "own clusters"):
-        single = sgd.OnePassSGD(lr=0.2)
-        yield (
-            "chain, batch 1",
-            lambda: advanced(ExactChain(problem, single, start, DIMENSION, sizes)),
-        )
-        yield (
-            f"chain, batch {BATCH}",
-            lambda: advanced(ExactChain(problem, algorithm, start, DIMENSION, sizes)),
-        )
-        yield "direct", lambda: advanced(DirectSGD(problem, algorithm, start, DIMENSION, sizes))
+def advance(simulator: Any) -> Any:
+    """Advance all runs of a simulator by three steps."""
+    from sgdynamics.base.random import run_keys
 
-    if name in ("erf", "tokens"):
-        paths = SdePaths(problem, algorithm, start, DIMENSION, sizes, True)
-        paths.set_steps(np.array([0, 3]), np.array([0.1]))
-        yield "sde", partial(advanced, paths)
+    runs = np.arange(RUNS)
+    return simulator.advance(simulator.initial(runs), run_keys(0, runs), 0, 3)
 
-        def conditioned() -> Any:
-            setup = Setup(structure, selects=True, thermal=True)
-            selecting = sgd.PersistentSGD(
-                lr=0.1, samples_per_dimension=1.5, batch_fraction=0.5, persistence_time=0.5
-            )
-            data = (
-                sgd.Langevin(lr=0.1, samples_per_dimension=1.5, temperature=0.3).parameters
-                | selecting.parameters
-            )
-            data["temperature"] = np.float64(0.3)
-            T, L = np.zeros((structure.blocks, 3, 2)), np.stack([np.eye(3)] * structure.blocks)
-            inputs = SAMPLES * structure.sample.tokens.inputs_per_sample
-            normals = jnp.zeros((structure.blocks, 5, inputs))
-            noise = jnp.zeros((SAMPLES, structure.sample.normals_per_sample))
-            step = StepParameters(numbers, data, sizes.astype(float), 1e-10)
-            weights = InitialWeights(T, L, np.ones(3))
-            initial_draws = InitialDraws(normals, noise, jnp.full(SAMPLES, 0.5))
-            state = conditioning.initial_state(setup, step, weights, initial_draws, 64)
-            draws = conditioning.draw_step(setup, keys[0], inputs, 64, state.A.dtype)
-            state = conditioning.advance_step(setup, step, state, draws, keys[0], jnp.asarray(0))
-            return conditioning.observe(setup, numbers, state)
 
-        yield "conditioning", conditioned
-        begun = sgd.PersistentSGD(
-            lr=0.1, samples_per_dimension=1.5, batch_fraction=0.5, persistence_time=0.5
-        )
-        first_run = Start(*(leaf[:1] for leaf in (start.M_blocks, start.Q_blocks, start.a)))
-        sweep = Sweep(problem, begun, Sampling(64, 2), 1e-5, np.dtype("float64"))
-        sweep.reserve_memory(4, None, None)
-        group = sweep.initial_groups(first_run, sweep.host_draws())[0]
-        until = (np.int64(0), np.zeros(1, dtype=np.int64), np.int64(2))
-        yield (
-            "paths at d -> infinity",
-            lambda: advance_paths.__wrapped__(
-                sweep.setup, sweep.step_parameters, group.paths, group.slots, None, *until
-            ),
-        )
-    if name == "erf":
-        first_run = Start(*(leaf[:1] for leaf in (start.M_blocks, start.Q_blocks, start.a)))
-        response = ResponseSweep(
-            problem, sgd.MultiPassSGD(), Sampling(64, 2), 1e-5, np.dtype("float64")
-        )
-        response.reserve_memory(4, None, None)
-        response_paths = response.initial_groups(first_run, response.host_draws())[0].paths
-        more = (np.bool_(False), None, np.int64(0), np.zeros(1, dtype=np.int64), np.int64(2))
-        yield (
-            "response form",
-            lambda: advance_response_paths.__wrapped__(
-                response.setup, response.step_parameters, response_paths, *more
-            ),
-        )
+def simulation_traces(sgd: Any, problem: Any, start: Any) -> Traces:
+    """Yield steps of the exact chain and of direct runs."""
+    from sgdynamics.simulation.direct import DirectSGD
+    from sgdynamics.simulation.exact import ExactChain
+
+    sizes = problem.block_dimensions(DIMENSION)
+    single, batched = sgd.OnePassSGD(lr=0.2), sgd.OnePassSGD(lr=0.2, batch=BATCH)
+    for label, simulator, algorithm in (
+        ("chain, batch 1", ExactChain, single),
+        (f"chain, batch {BATCH}", ExactChain, batched),
+        ("direct", DirectSGD, batched),
+    ):
+        arguments = (problem, algorithm, start, DIMENSION, sizes)
+        yield label, lambda make=simulator, arguments=arguments: advance(make(*arguments))
+
+
+def sde_traces(sgd: Any, problem: Any, start: Any) -> Traces:
+    """Yield steps of the SDE."""
+    from sgdynamics.sde.paths import SdePaths
+
+    algorithm = sgd.OnePassSGD(lr=0.2, batch=BATCH)
+    sizes = problem.block_dimensions(DIMENSION)
+    paths = SdePaths(problem, algorithm, start, DIMENSION, sizes, True)
+    paths.set_steps(np.array([0, 3]), np.array([0.1]))
+    yield "sde", partial(advance, paths)
+
+
+def persistent_sgd(sgd: Any) -> Any:
+    return sgd.PersistentSGD(
+        lr=0.1, samples_per_dimension=1.5, batch_fraction=0.5, persistence_time=0.5
+    )
+
+
+def condition(sgd: Any, problem: Any) -> Any:
+    """Take one step on a fixed data set, with the data conditioned on what was read before."""
+    from sgdynamics.base.random import run_keys
+    from sgdynamics.fixed_data import conditioning
+    from sgdynamics.fixed_data.setup import InitialDraws, InitialWeights, Setup, StepParameters
+
+    structure, parameters = problem.structure, problem.parameters
+    sizes = problem.block_dimensions(DIMENSION).astype(float)
+    key = run_keys(0, np.arange(RUNS))[0]
+    setup = Setup(structure, selects=True, thermal=True)
+    langevin = sgd.Langevin(lr=0.1, samples_per_dimension=1.5, temperature=0.3)
+    hyperparameters = langevin.parameters | persistent_sgd(sgd).parameters
+    hyperparameters["temperature"] = np.float64(0.3)
+    T, L = np.zeros((structure.blocks, 3, 2)), np.stack([np.eye(3)] * structure.blocks)
+    inputs = SAMPLES * structure.sample.tokens.inputs_per_sample
+    normals = jnp.zeros((structure.blocks, 5, inputs))
+    noise = jnp.zeros((SAMPLES, structure.sample.normals_per_sample))
+    step = StepParameters(parameters, hyperparameters, sizes, 1e-10)
+    weights = InitialWeights(T, L, np.ones(3))
+    initial_draws = InitialDraws(normals, noise, jnp.full(SAMPLES, 0.5))
+    state = conditioning.initial_state(setup, step, weights, initial_draws, 64)
+    draws = conditioning.draw_step(setup, key, inputs, 64, state.A.dtype)
+    state = conditioning.advance_step(setup, step, state, draws, key, jnp.asarray(0))
+    return conditioning.observe(setup, parameters, state)
+
+
+def first_run(start: Any) -> Any:
+    from sgdynamics.problems.overlap_starts import Start
+
+    return Start(*(leaf[:1] for leaf in (start.M_blocks, start.Q_blocks, start.a)))
+
+
+def dmft_traces(sgd: Any, problem: Any, start: Any) -> Traces:
+    """Yield steps of the paths of the effective process at infinite dimension."""
+    from sgdynamics.fixed_data.dmft import Sweep
+    from sgdynamics.fixed_data.host_draws import Sampling
+    from sgdynamics.fixed_data.paths import advance_paths
+
+    sweep = Sweep(problem, persistent_sgd(sgd), Sampling(64, 2), 1e-5, np.dtype("float64"))
+    sweep.reserve_memory(4, None, None)
+    group = sweep.initial_groups(first_run(start), sweep.host_draws())[0]
+    steps = (np.int64(0), np.zeros(1, dtype=np.int64), np.int64(2))
+    yield (
+        "paths at d -> infinity",
+        lambda: advance_paths.__wrapped__(
+            sweep.setup, sweep.step_parameters, group.paths, group.slots, None, *steps
+        ),
+    )
+
+
+def response_traces(sgd: Any, problem: Any, start: Any) -> Traces:
+    """Yield steps of the paths in response form."""
+    from sgdynamics.fixed_data.host_draws import Sampling
+    from sgdynamics.fixed_data.response_form import advance_paths
+    from sgdynamics.fixed_data.response_sweep import ResponseSweep
+
+    algorithm = sgd.MultiPassSGD()
+    sweep = ResponseSweep(problem, algorithm, Sampling(64, 2), 1e-5, np.dtype("float64"))
+    sweep.reserve_memory(4, None, None)
+    paths = sweep.initial_groups(first_run(start), sweep.host_draws())[0].paths
+    steps = (np.bool_(False), None, np.int64(0), np.zeros(1, dtype=np.int64), np.int64(2))
+    yield (
+        "response form",
+        lambda: advance_paths.__wrapped__(sweep.setup, sweep.step_parameters, paths, *steps),
+    )
 
 
 def main() -> int:
-    with install_import_hook(
-        [f"sgdynamics.{package}" for package in ENGINE], "tests.architecture.shapes_checked.checker"
-    ):
+    """Trace all paths, print the failures, and return the exit status."""
+    hooked = [f"sgdynamics.{package}" for package in ENGINE]
+    with install_import_hook(hooked, "tests.architecture.shapes_checked.checker"):
         import sgdynamics as sgd
 
         for name in sgd.__all__:  # import everything while the import hook is active
             getattr(sgd, name)
-    count, failed = 0, []
+    count, failures = 0, []
     with jax.enable_x64(True):
         for name, make in problems(sgd).items():
             if PROBLEMS is not None and name not in PROBLEMS:
                 continue
-            for what, trace in steps(sgd, name, make()):
+            for label, trace in traces(sgd, name, make()):
                 count += 1
                 try:
                     jax.eval_shape(trace)
                 except Exception as error:
-                    failed.append(f"{name}, {what}: {type(error).__name__}: {str(error)[:900]}")
-    print(f"{count} traces, {len(failed)} failed")
-    print("\n\n".join(failed))
-    return bool(failed)
+                    failures.append(f"{name}, {label}: {type(error).__name__}: {str(error)[:900]}")
+    print(f"{count} traces, {len(failures)} failed")
+    print("\n\n".join(failures))
+    return bool(failures)

@@ -1,4 +1,4 @@
-"""Types say the truth: shapes in signatures are checked on traces of the engine, and nearly every argument has a type of its own."""
+"""Types: shapes in signatures are checked on traces, and few annotations are a bare `Any`."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from sgdynamics.base.arrays import Numeric
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src/sgdynamics"
-FEW = (
-    "erf",
-    "own",
-    "grid",
-)  # of the problems that are traced: chain, direct runs, paths and conditioning are in the first
+# The problems that the fast test traces. The first is one of those that are also simulated.
+FEW = ("erf", "own", "grid")
 # Largest share of bare `Any` among the annotations of each kind; to be lowered to 0.03.
 MAX_ANY = {"arguments": 0.039, "returns": 0.108, "fields": 0.14}
 
 
-def traced(change: str = "") -> subprocess.CompletedProcess[str]:
-    """`shapes_checked.main` in a process of its own, whose checks are put in while the package is imported; `change` is run first."""
-    program = f"import sys, tests.architecture.shapes_checked as shapes\n{change}\nsys.exit(shapes.main())"
+def trace_engine(setup: str = "") -> subprocess.CompletedProcess[str]:
+    """Run `shapes_checked.main` in a process of its own, after the statements `setup`.
+
+    The checks are added while the package is imported, so that this process cannot run them.
+    """
+    module = "tests.architecture.shapes_checked"
+    program = f"import sys, {module} as shapes\n{setup}\nsys.exit(shapes.main())"
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False
     )
@@ -40,12 +41,12 @@ def traced(change: str = "") -> subprocess.CompletedProcess[str]:
     ids=["few", "all"],
 )
 def test_shapes_are_those_of_the_signatures(problems, least):
-    found = traced(f"shapes.PROBLEMS = {problems}")
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert int(found.stdout.split()[0]) > least  # it has traced them
+    process = trace_engine(f"shapes.PROBLEMS = {problems}")
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert int(process.stdout.split()[0]) > least  # number of traces
 
 
-# shapes that are wrong: file, what stands there, in its place, and who finds it
+# Wrong shapes: file, correct annotation, wrong annotation, and the function that must fail.
 WRONG = [
     (
         "simulation/compressed.py",
@@ -70,27 +71,26 @@ WRONG = [
 
 @pytest.mark.slow
 def test_a_wrong_shape_is_caught(tmp_path):
-    """A copy of the package with wrong shapes: the traces that meet them fail."""
+    """In a copy of the package with wrong shapes, the traces of these functions fail."""
     shutil.copytree(PACKAGE, tmp_path / "sgdynamics", ignore=shutil.ignore_patterns("__pycache__"))
     for name, old, new, _ in WRONG:
         file = tmp_path / "sgdynamics" / name
         text = file.read_text(encoding="utf-8")
         assert old in text
         file.write_text(text.replace(old, new), encoding="utf-8")
-    rooms = tuple(
-        name.removesuffix(".py").replace("/", ".") for name, *_ in WRONG
-    )  # no others need checks
-    found = traced(
-        f'sys.path.insert(0, {str(tmp_path)!r})\nshapes.PROBLEMS, shapes.ENGINE = ("erf",), {rooms}'
+    # Only the changed modules are checked.
+    modules = tuple(name.removesuffix(".py").replace("/", ".") for name, *_ in WRONG)
+    process = trace_engine(
+        f"sys.path.insert(0, {str(tmp_path)!r})\n"
+        f'shapes.PROBLEMS, shapes.ENGINE = ("erf",), {modules}'
     )
-    assert found.returncode == 1, found.stdout + found.stderr
-    for *_, who in WRONG:
-        assert re.search(
-            rf"TypeCheckError: Type-check error whilst checking the .*{who}", found.stdout
-        ), found.stdout
+    assert process.returncode == 1, process.stdout + process.stderr
+    for *_, function in WRONG:
+        message = rf"TypeCheckError: Type-check error whilst checking the .*{function}"
+        assert re.search(message, process.stdout), process.stdout
 
 
-def test_the_checker_tells_shapes_apart():
+def test_the_checker_distinguishes_shapes():
     from tests.architecture.shapes_checked import checker
 
     @jaxtyped(typechecker=checker)
@@ -109,7 +109,7 @@ def is_any(annotation: ast.expr | None) -> bool:
 
 
 def annotations() -> dict[str, tuple[int, list[str]]]:
-    """The number of annotations of each kind in the package, and those that are a bare `Any`."""
+    """Count the annotations of each kind in the package, and list those that are a bare `Any`."""
     counts = dict.fromkeys(MAX_ANY, 0)
     bare: dict[str, list[str]] = {kind: [] for kind in MAX_ANY}
 
@@ -139,7 +139,7 @@ def annotations() -> dict[str, tuple[int, list[str]]]:
 
 @pytest.mark.parametrize("kind", MAX_ANY)
 def test_few_types_are_any(kind):
-    """Types end the guessing at interfaces: the share of bare `Any` must not grow."""
+    """The share of bare `Any` must not grow."""
     total, bare = annotations()[kind]
-    assert total > {"arguments": 4000, "returns": 1500, "fields": 500}[kind]  # they are counted
+    assert total > {"arguments": 4000, "returns": 1500, "fields": 500}[kind]  # all are counted
     assert len(bare) <= MAX_ANY[kind] * total, f"{len(bare)} of {total}:\n" + "\n".join(bare)

@@ -344,8 +344,7 @@ BAD_INPUT = {
     ),
     "steps without a dimension": (
         lambda: sgd.OnePassSGD(per="step").on(sgd.TeacherStudent()),
-        r"per = 'step': the problem does not fix the dimension. State its covariance as "
-        r"sgd\.Spectrum",
+        "per = 'step': the problem does not fix the dimension. Set its covariance to sgd.Spectrum",
     ),
     "a unit that is none": (lambda: sgd.OnePassSGD(per="eigenvalue"), "per = 'eigenvalue'"),
     "rows over infinity": (
