@@ -1,4 +1,4 @@
-"""Wide networks: particles against quadrature, the full ODE, exact solutions and conserved quantities."""
+"""Wide networks: particles compared with quadrature, the full ODE and exact solutions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ M3, Q3 = np.array([[0.3], [-0.2], [0.5]]), np.array([0.8, 1.0, 0.6])
 HEAD = np.array([1.2, -0.7, 0.9])
 TIMES = [0.0, 0.5, 2.0, 6.0]
 
-# s, s', s'' of mu + spread xi for the reference computations, averaged over xi where the mean has a closed form
+# s, s' and s'' for the reference computations
 REFERENCE = {
     "erf": (
         lambda x: special.erf(x / np.sqrt(2)),
@@ -36,8 +36,8 @@ REFERENCE = {
 }
 
 
-def network(activation="erf", width=3, signals=1, **more):
-    return sgd.TeacherStudent(width=width, teacher_width=signals, activation=activation, **more)
+def network(activation="erf", width=3, signals=1, **options):
+    return sgd.TeacherStudent(width=width, teacher_width=signals, activation=activation, **options)
 
 
 _velocity = partial(jax.jit, static_argnums=0)(particles._velocity)
@@ -45,34 +45,36 @@ _velocity = partial(jax.jit, static_argnums=0)(particles._velocity)
 
 @float64
 def velocity(problem, a=None, expectations="series", dimension=None, T=M3, q=Q3):
-    """d(T, q, a)/dt and the excess risk at a few particles, as the solver computes them."""
+    """Return d(T, q, a)/dt and the excess risk for a few particles, as the solver computes them."""
     perpendicular = None if dimension is None else dimension - problem.signals
-    way = particles.choose_expectations(problem, expectations, perpendicular)
+    choice = particles.choose_expectations(problem, expectations, perpendicular)
     state = {"T": T, "q": q, "a": np.ones(len(q)) if a is None else a}
-    states = {name: value[None] for name, value in state.items()}
-    numbers, _ = particles._numbers(problem, FLOW, way, states, 8.0, 40, perpendicular)
-    found = {name: np.asarray(value) for name, value in _velocity(way, numbers, state).items()}
-    risk = particles._risk_of(
-        way, numbers, {name: value[None, None] for name, value in state.items()}
-    )[0]
-    return found, float(risk[0, 0])
+    states = {name: array[None] for name, array in state.items()}
+    parameters, _ = particles._parameters(problem, FLOW, choice, states, 8.0, 40, perpendicular)
+    rates = {name: np.asarray(rate) for name, rate in _velocity(choice, parameters, state).items()}
+    trajectory = {name: array[None, None] for name, array in state.items()}
+    risk = particles._risk_of(choice, parameters, trajectory)[0]
+    return rates, float(risk[0, 0])
 
 
 @pytest.mark.parametrize("expectations", ["series", "pairs"])
 def test_reference_values(expectations):
-    """Particles at p = infinity, k = 1, erf: the numbers of an independent computation."""
-    found, risk = velocity(network(head="trained"), expectations=expectations)
+    """Rates and risk at p = infinity, k = 1, erf, from an independent computation."""
+    rates, risk = velocity(network(head="trained"), expectations=expectations)
     np.testing.assert_allclose(
-        found["T"][:, 0], [0.249892595526, 0.245502455845, 0.235745225619], atol=2e-12
+        rates["T"][:, 0], [0.249892595526, 0.245502455845, 0.235745225619], atol=2e-12
     )
     np.testing.assert_allclose(
-        found["q"], [-0.066638025473, 0.049100491169, -0.088404459607], atol=2e-12
+        rates["q"], [-0.066638025473, 0.049100491169, -0.088404459607], atol=2e-12
     )
     assert abs(risk - 0.106084184729) < 2e-12
 
 
 def quadrature(activation, teacher, a):
-    """The same by plain quadrature over (zeta, xi): dt, dq, da, excess risk."""
+    """Return dt, dq, da and the excess risk by plain quadrature over (zeta, xi).
+
+    For ReLU the mean over xi has a closed form.
+    """
     zeta, weight = special.roots_hermitenorm(120)
     weight = weight / weight.sum()
     mean, spread = M3 * zeta, np.sqrt(Q3)[:, None]
@@ -90,25 +92,28 @@ def quadrature(activation, teacher, a):
 
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
 def test_any_activation_agrees_with_quadrature(activation):
-    """One compiled series serves them all; a relu teacher is beyond plain quadrature, so the teacher is erf."""
+    """The teacher is erf, because plain quadrature of a ReLU teacher is not accurate enough."""
     problem = network(activation, teacher_activation="erf", head="trained")
-    found, risk = velocity(problem, HEAD)
+    rates, risk = velocity(problem, HEAD)
     dT, dq, da, excess = quadrature(activation, REFERENCE["erf"][0], HEAD)
-    np.testing.assert_allclose(found["T"][:, 0], dT, atol=1e-9)
-    np.testing.assert_allclose(found["q"], dq, atol=1e-9)
-    np.testing.assert_allclose(found["a"], da, atol=1e-9)
+    np.testing.assert_allclose(rates["T"][:, 0], dT, atol=1e-9)
+    np.testing.assert_allclose(rates["q"], dq, atol=1e-9)
+    np.testing.assert_allclose(rates["a"], da, atol=1e-9)
     assert abs(risk - excess) < 1e-9
 
 
 def test_finite_dimension_agrees_with_quadrature():
-    """p = infinity at d = 3: the output depends on |x_perp|; quadrature over the signal, the radius and the angle of the unit."""
-    found, risk = velocity(network(head="trained"), HEAD, dimension=3)
+    """At p = infinity and d = 3 the output depends on |x_perp|.
+
+    The quadrature is over the signal, the radius and the angle of the unit.
+    """
+    rates, risk = velocity(network(head="trained"), HEAD, dimension=3)
     s, ds, _ = REFERENCE["erf"]
-    zeta, along = special.roots_hermitenorm(60)
+    zeta, signal_weight = special.roots_hermitenorm(60)
     half_square, radial = special.roots_laguerre(60)
     r = np.sqrt(2 * half_square)
     angles = np.cos(2 * np.pi * (np.arange(64) + 0.5) / 64)
-    weight = (along / along.sum())[:, None] * radial
+    weight = (signal_weight / signal_weight.sum())[:, None] * radial
     xi = r[:, None] * angles
     fields = M3[:, :, None, None] * zeta[:, None, None] + np.sqrt(Q3)[:, None, None, None] * xi
     residual = weight * (
@@ -118,9 +123,9 @@ def test_finite_dimension_agrees_with_quadrature():
     slopes = ds(fields)
     dT = HEAD * np.einsum("izrc,zr,z->i", slopes / 64, residual, zeta)
     dq = 2 * HEAD * np.sqrt(Q3) * np.einsum("izrc,zr,rc->i", slopes / 64, residual, xi)
-    np.testing.assert_allclose(found["T"][:, 0], dT, atol=1e-10)
-    np.testing.assert_allclose(found["q"], dq, atol=1e-10)
-    # the gap to d = infinity shrinks like 1/d
+    np.testing.assert_allclose(rates["T"][:, 0], dT, atol=1e-10)
+    np.testing.assert_allclose(rates["q"], dq, atol=1e-10)
+    # The gap to d = infinity shrinks like 1/d.
     infinite = velocity(network(head="trained"), HEAD)[1]
     gaps = [velocity(network(head="trained"), HEAD, dimension=d)[1] - infinite for d in (101, 201)]
     assert abs(gaps[0] / gaps[1] - 2) < 0.05
@@ -128,7 +133,11 @@ def test_finite_dimension_agrees_with_quadrature():
 
 
 def erf_flow(M, q, times):
-    """Excess risk of the full gradient flow of an erf network with orthogonal rests (Saad and Solla's pair functions), k = 1, in t/p."""
+    """Return the excess risk of the full gradient flow of an erf network in the time t/p, k = 1.
+
+    The perpendicular parts of the units are orthogonal. The pair functions are those of Saad and
+    Solla.
+    """
     p = len(q)
     c = np.append(np.full(p, -1 / p), 1.0)
 
@@ -144,11 +153,11 @@ def erf_flow(M, q, times):
         return np.concatenate([G[:, p], (G[:, :p] + G[:, :p].T).ravel()])
 
     start = np.concatenate([M[:, 0], (M @ M.T + np.diag(q)).ravel()])
-    found = integrate.solve_ivp(
+    solution = integrate.solve_ivp(
         rate, (0, times[-1]), start, "DOP853", times, rtol=1e-9, atol=1e-12
-    ).y.T
+    )
     risks = []
-    for y in found:
+    for y in solution.y.T:
         full = omega(y)
         al = 1 + np.diag(full)
         risks.append(c @ np.arcsin(full / np.sqrt(np.outer(al, al))) @ c / np.pi)
@@ -157,7 +166,10 @@ def erf_flow(M, q, times):
 
 @pytest.mark.slow
 def test_the_full_ode_comes_closer_like_one_over_p():
-    """Units of three kinds, n of each with orthogonal rests: gradient flow of width p = 3n against the three particles."""
+    """Gradient flow of width p = 3n, with n units of three kinds each, approaches three particles.
+
+    The perpendicular parts of all units are orthogonal.
+    """
     problem = network(head="trained")
     fixed = sgd.OnePassSGD(lr=0.0, head_rate=0.0)
     limit = solve_mean_field(
@@ -169,12 +181,15 @@ def test_the_full_ode_comes_closer_like_one_over_p():
     ]
     assert np.all(np.abs(gaps[0] / gaps[1] - 2) < 0.06)
     assert np.all(gaps[1] > 5e-5)
-    # and at p = 3, orthogonal rests, the flow is 43% away at first and 8% at the last time
+    # At p = 3 the flow differs by 43% at the first time and by 8% at the last.
     assert np.all(erf_flow(M3, Q3, TIMES) > 1.05 * limit["excess_risk"].values[0])
 
 
 def test_relu_with_a_trained_head_conserves_and_descends():
-    """s(c x) = c s(x) for c > 0: a^2 - head_rate |w|^2 is conserved, unit by unit; gradient flow lowers the risk."""
+    """Since s(c x) = c s(x) for c > 0, each unit conserves a^2 - head_rate |w|^2.
+
+    Gradient flow decreases the risk.
+    """
     problem = network("relu", head="trained", noise=0.2)
     algorithm = sgd.OnePassSGD(lr=0.3, head_rate=0.5)
     start = mean_field_start(problem, M=M3, q=Q3, a=HEAD)
@@ -186,18 +201,23 @@ def test_relu_with_a_trained_head_conserves_and_descends():
     assert float(np.abs(result["a"].isel(time=-1) - result["a"].isel(time=0)).max()) > 0.1
     assert np.all(np.diff(result["risk"].values) < 0)
     np.testing.assert_allclose(result["risk"] - result["excess_risk"], 0.1)
-    # numbers are traced: another lr, noise, head_rate or activation compiles nothing
+    # Another lr, noise, head_rate or activation does not compile another program.
     programs = particles._integrate._cache_size()
     other = network("tanh", head="trained", noise=0.1)
-    again = solve_mean_field(other, sgd.OnePassSGD(lr=0.1), start, times=np.linspace(0, 3, 4))
+    other_result = solve_mean_field(
+        other, sgd.OnePassSGD(lr=0.1), start, times=np.linspace(0, 3, 4)
+    )
     assert particles._integrate._cache_size() == programs
-    assert np.all(np.diff(again["risk"].values) < 0)
+    assert np.all(np.diff(other_result["risk"].values) < 0)
     for name in ("error_quadrature", "error_integrator", "error_particles"):
-        assert 0 <= again.attrs[name] < (1e-6 if name != "error_particles" else np.inf)
+        assert 0 <= other_result.attrs[name] < (1e-6 if name != "error_particles" else np.inf)
 
 
 def test_error_of_particles_is_relative_to_the_largest_risk():
-    """Every other particle alone, solved as a network of its own; its risk is many times larger at the end, where both are small."""
+    """The error compares with every other particle alone, here solved as a network of its own.
+
+    At the end, where both risks are small, that of the smaller network is many times larger.
+    """
     algorithm, times = sgd.OnePassSGD(lr=0.3), np.linspace(0, 40, 4)
     full, half = (
         solve_mean_field(
@@ -222,8 +242,12 @@ def test_error_of_particles_is_relative_to_the_largest_risk():
 
 
 def test_linear_networks_have_an_exact_solution():
-    """s(x) = x, a = 1: d<m> = 1 - <m> - wd <m>, q = q0 exp(-2 wd t), with wd = width * weight_decay and lr out of it."""
-    # not the name "linear": the general series then solves it, in a program that is there already; head_rate = 0 is a fixed head
+    """For s(x) = x and a = 1, d<m> = 1 - <m> - wd <m> and q = q0 exp(-2 wd t).
+
+    Here wd = width * weight_decay, and lr does not enter.
+    """
+    # An activation without the name "linear" is solved by the general series, whose program other
+    # tests have compiled. head_rate = 0 fixes the head.
     problem = network(sgd.Activation(lambda x: 1.0 * x), weight_decay=0.1, head="trained")
     start = mean_field_start(problem, M=M3, q=Q3)
     result = solve_mean_field(
@@ -236,9 +260,9 @@ def test_linear_networks_have_an_exact_solution():
     t, decay, rate = result["t"].values, 0.3, 1.3
     mean = 1 / rate + (M3.mean() - 1 / rate) * np.exp(-rate * t)
     np.testing.assert_allclose(result["M"].mean("unit").values[0, :, 0], mean, atol=1e-7)
-    apart = (M3 - M3.mean())[None, :, 0] * np.exp(-decay * t)[:, None]
+    deviations = (M3 - M3.mean())[None, :, 0] * np.exp(-decay * t)[:, None]
     np.testing.assert_allclose(
-        (result["M"] - result["M"].mean("unit")).values[0, :, :, 0], apart, atol=1e-7
+        (result["M"] - result["M"].mean("unit")).values[0, :, :, 0], deviations, atol=1e-7
     )
     np.testing.assert_allclose(
         result["q"].values[0], Q3 * np.exp(-2 * decay * t)[:, None], atol=1e-7
@@ -248,26 +272,32 @@ def test_linear_networks_have_an_exact_solution():
 
 
 def test_two_signals_targets_and_the_sphere():
-    """The same labels as a committee and as a function; signals that are not orthogonal; the sphere takes away what changes the norm."""
+    """A committee and a function with the same labels have the same rates.
+
+    The signals are not orthogonal. On the sphere the component of the rates that changes the norm
+    is removed.
+    """
     gram = np.array([[1.0, 0.4], [0.4, 1.0]])
     teacher = network(width=4, signals=2, teacher_gram=gram)
     sphere = network(width=4, signals=2, teacher_gram=gram, constraint="sphere")
     target = sgd.MultiIndex(lambda z: jnp.mean(jax.lax.erf(z / np.sqrt(2))), 2, 4, "erf", gram=gram)
-    begin = sgd.random_start(sphere, dimension=6, seed=3, wide=True)
-    T, q, _ = (part[0] for part in wide_particles(sphere, begin))
+    start = sgd.random_start(sphere, dimension=6, seed=3, wide=True)
+    T, q, _ = (array[0] for array in wide_particles(sphere, start))
     free, risk = velocity(teacher, T=T, q=q)
-    held, closed_risk = velocity(sphere, expectations="pairs", T=T, q=q)
-    again, again_risk = velocity(target, T=T, q=q)
+    on_sphere, closed_risk = velocity(sphere, expectations="pairs", T=T, q=q)
+    of_target, target_risk = velocity(target, T=T, q=q)
     for name in ("T", "q"):
-        np.testing.assert_allclose(free[name], again[name], atol=1e-9)
-    assert abs(risk - closed_risk) + abs(risk - again_risk) < 1e-9
-    grow = np.sum(T * free["T"], axis=1) + free["q"] / 2
-    assert np.abs(grow).max() > 1e-2
-    np.testing.assert_allclose(np.sum(T * held["T"], axis=1) + held["q"] / 2, 0, atol=1e-12)
-    np.testing.assert_allclose(held["T"], free["T"] - T * grow[:, None], atol=1e-10)
-    np.testing.assert_allclose(held["q"], free["q"] - 2 * q * grow, atol=1e-10)
-    # a full start means the same rows: Q = M P^-1 M^T + diag(q)
-    M = begin.M[0]
+        np.testing.assert_allclose(free[name], of_target[name], atol=1e-9)
+    assert abs(risk - closed_risk) + abs(risk - target_risk) < 1e-9
+    growth = np.sum(T * free["T"], axis=1) + free["q"] / 2
+    assert np.abs(growth).max() > 1e-2
+    np.testing.assert_allclose(
+        np.sum(T * on_sphere["T"], axis=1) + on_sphere["q"] / 2, 0, atol=1e-12
+    )
+    np.testing.assert_allclose(on_sphere["T"], free["T"] - T * growth[:, None], atol=1e-10)
+    np.testing.assert_allclose(on_sphere["q"], free["q"] - 2 * q * growth, atol=1e-10)
+    # A full start with Q = M P^-1 M^T + diag(q) has the same rows.
+    M = start.M[0]
     full = sgd.start(sphere, M=M, Q=M @ np.linalg.inv(gram) @ M.T + np.diag(q))
     np.testing.assert_allclose(wide_particles(sphere, full)[1][0], q, atol=1e-12)
 
@@ -275,27 +305,27 @@ def test_two_signals_targets_and_the_sphere():
 @pytest.mark.parametrize("sampling", ["independent", "sobol"])
 def test_random_starts_have_the_law_of_random_rows(sampling):
     problem = network(width=1024, signals=2)
-    begin = sgd.random_start(
+    start = sgd.random_start(
         problem, dimension=30, seed=5, runs=2, scale=1.3, sampling=sampling, wide=True
     )
     exact = stats.chi2(28).rvs(4096, random_state=np.random.default_rng(1)) * 1.69 / 30
-    same_law(begin.q[0], exact, "q")
+    same_law(start.q[0], exact, "q")
     same_law(
-        begin.M[0].ravel(), np.random.default_rng(2).standard_normal(4096) * 1.3 / np.sqrt(30), "m"
+        start.M[0].ravel(), np.random.default_rng(2).standard_normal(4096) * 1.3 / np.sqrt(30), "m"
     )
-    error = abs(begin.M[1].mean()) / (1.3 / np.sqrt(30 * 2048))
+    error = abs(start.M[1].mean()) / (1.3 / np.sqrt(30 * 2048))
     assert error < (Z if sampling == "independent" else 0.3)
-    assert abs(begin.q[1, ::2].mean() - 1.69 * 28 / 30) < (
+    assert abs(start.q[1, ::2].mean() - 1.69 * 28 / 30) < (
         0.1 if sampling == "independent" else 1e-3
     )
     alone = sgd.random_start(problem, dimension=30, seed=5, scale=1.3, sampling=sampling, wide=True)
-    np.testing.assert_array_equal(begin.q[:1], alone.q)
+    np.testing.assert_array_equal(start.q[:1], alone.q)
 
 
 def test_density():
     problem = network(width=200)
-    begin = sgd.random_start(problem, dimension=30, wide=True)
-    result = solve_mean_field(problem, FLOW, begin, times=[0.0])
+    start = sgd.random_start(problem, dimension=30, wide=True)
+    result = solve_mean_field(problem, FLOW, start, times=[0.0])
     fig, ax = plot.density(result, bins=20)
     mesh = ax.collections[0]
     heights = np.ma.filled(mesh.get_array(), 0.0)
@@ -360,16 +390,19 @@ def test_bad_input():
 
 @pytest.mark.slow
 def test_gaps_of_finite_networks_have_the_size_of_the_slides():
-    """erf, k = 2, random m and q at d = 500, orthogonal rests, t = 50: 4.7% at p = 50, 2.5% at 100, 1.3% at 200, 0.64% at 400, like 1/p."""
+    """The gap of the risk shrinks like 1/p: 4.7% at p = 50, 2.5% at 100, 1.3% at 200, 0.64% at 400.
+
+    erf, k = 2, random m and q at d = 500, orthogonal perpendicular parts, t = 50.
+    """
     gaps, widths = [], (50, 100, 200, 400)
     for p in widths:
         problem = network(width=p, signals=2)
-        begin = sgd.random_start(
+        start = sgd.random_start(
             problem, dimension=500, seed=1, runs=3 if p < 400 else 1, wide=True
         )
-        Q = begin.M @ np.swapaxes(begin.M, 1, 2) + np.eye(p) * begin.q[:, None]
-        full = sgd.solve_ode(problem, FLOW, sgd.start(problem, M=begin.M, Q=Q), times=[p * 50.0])
-        limit = solve_mean_field(problem, FLOW, begin, times=[50.0])
+        Q = start.M @ np.swapaxes(start.M, 1, 2) + np.eye(p) * start.q[:, None]
+        full = sgd.solve_ode(problem, FLOW, sgd.start(problem, M=start.M, Q=Q), times=[p * 50.0])
+        limit = solve_mean_field(problem, FLOW, start, times=[50.0])
         gaps.append(
             float(np.abs(full["excess_risk"].values / limit["excess_risk"].values - 1).mean())
         )
@@ -381,37 +414,39 @@ def test_gaps_of_finite_networks_have_the_size_of_the_slides():
 
 @pytest.mark.slow
 def test_ten_thousand_particles():
-    """Even spreads of the law: p and 4p particles agree as error_particles says."""
-    found = []
+    """Risks of p and 4p evenly spread particles differ by about error_particles."""
+    results = []
     for p in (2500, 10000):
         problem = network("tanh", width=p)
-        begin = sgd.random_start(problem, dimension=100, sampling="sobol", wide=True)
-        found.append(solve_mean_field(problem, FLOW, begin, times=[1.0, 5.0]))
-    risks = [one["excess_risk"].values for one in found]
-    apart = (
-        np.abs(risks[0] - risks[1]).max() / risks[1].max()
-    )  # relative to the largest risk, as stated
-    assert apart < 3 * found[0].attrs["error_particles"]
-    assert found[1].attrs["error_particles"] < 1e-3
+        start = sgd.random_start(problem, dimension=100, sampling="sobol", wide=True)
+        results.append(solve_mean_field(problem, FLOW, start, times=[1.0, 5.0]))
+    risks = [result["excess_risk"].values for result in results]
+    difference = np.abs(risks[0] - risks[1]).max() / risks[1].max()
+    assert difference < 3 * results[0].attrs["error_particles"]
+    assert results[1].attrs["error_particles"] < 1e-3
 
 
 @pytest.mark.slow
 def test_finite_dimension_against_the_full_ode():
-    """d = 4, k = 2: rests in a plane. Units of each kind at 24 even angles are an infinity of them, to the accuracy of 24 angles."""
+    """At d = 4 and k = 2 the perpendicular parts are in a plane.
+
+    24 units of each kind at equal angles represent infinitely many, up to the error of a sum over
+    24 angles.
+    """
     M = np.array([[0.3, -0.1], [0.2, 0.4]])
     q, angles = np.array([0.7, 1.1]), 2 * np.pi * np.arange(24) / 24
     small, wide = network(width=2, signals=2), network(width=48, signals=2)
     limit = solve_mean_field(
         small, FLOW, mean_field_start(small, M=M, q=q), times=TIMES, dimension=4, rtol=1e-8
     )
-    rests = (
+    perpendicular = (
         np.sqrt(q)[:, None, None] * np.stack([np.cos(angles), np.sin(angles)], axis=-1)
     ).reshape(48, 2)
     rows = np.repeat(M, 24, axis=0)
     full = sgd.solve_ode(
         wide,
         FLOW,
-        sgd.start(wide, M=rows, Q=rows @ rows.T + rests @ rests.T),
+        sgd.start(wide, M=rows, Q=rows @ rows.T + perpendicular @ perpendicular.T),
         times=48 * np.array(TIMES),
     )
     np.testing.assert_allclose(full["excess_risk"], limit["excess_risk"], rtol=1e-6)
@@ -419,8 +454,8 @@ def test_finite_dimension_against_the_full_ode():
 
 
 @pytest.mark.slow
-def test_rows_that_shrink_or_grow_far_lengthen_the_table():
-    """Weight decay over a factor of 100 in length, no head: |w| decays exponentially, through tables made longer twice."""
+def test_rows_that_shrink_or_grow_far_widen_the_table():
+    """Without forces |w| decays exponentially, by a factor of 100; the table is widened twice."""
     problem = network("tanh", weight_decay=0.4)
     start = mean_field_start(problem, M=M3, q=Q3, a=np.zeros(3))
     result = solve_mean_field(problem, FLOW, start, times=[0.0, 2.0, 4.0])
@@ -429,22 +464,22 @@ def test_rows_that_shrink_or_grow_far_lengthen_the_table():
     )
 
 
-def test_the_front_door_takes_wide_networks():
-    """sgd.start with q, sgd.start_from and the plot go with the result."""
+def test_public_functions_support_wide_networks():
+    """sgd.start accepts q, and sgd.start_from a result of solve_mean_field."""
     problem = sgd.TeacherStudent(width=3, activation="erf")
-    begin = sgd.start(problem, M=[[0.3], [-0.2], [0.5]], q=[0.8, 1.0, 0.6])
-    result = sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), begin, times=[0.0, 1.0])
-    again = sgd.start_from(result)
-    np.testing.assert_allclose(again.q, result.q.values[:, -1])
+    start = sgd.start(problem, M=[[0.3], [-0.2], [0.5]], q=[0.8, 1.0, 0.6])
+    result = sgd.solve_mean_field(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.0, 1.0])
+    continuation = sgd.start_from(result)
+    np.testing.assert_allclose(continuation.q, result.q.values[:, -1])
     with pytest.raises(ValueError, match="received Q"):
         sgd.start(problem, M=[[0.3], [-0.2], [0.5]], q=[0.8, 1.0, 0.6], Q=np.eye(3))
 
 
-@pytest.mark.slow  # tests/algorithms/test_schedules.py has a rate that changes
-def test_numbers_that_depend_on_alpha():
-    """Decay, the head's rate and the learning rate change at alpha = 20: the same as two solves, the second from where the first ended."""
+@pytest.mark.slow  # tests/algorithms/test_schedules.py tests a learning rate that changes
+def test_parameters_that_depend_on_alpha():
+    """Parameters that change at alpha = 20 give the result of two successive solutions."""
     problem = sgd.TeacherStudent(width=8, activation="erf", head="trained")
-    begin = sgd.random_start(problem, dimension=50, wide=True)
+    start = sgd.random_start(problem, dimension=50, wide=True)
     pieces = {
         name: sgd.piecewise_rate([20.0], values)
         for name, values in {"decay": [0.01, 0.05], "head": [1.0, 3.0], "lr": [1.0, 2.0]}.items()
@@ -454,17 +489,17 @@ def test_numbers_that_depend_on_alpha():
         problem.replace(weight_decay=pieces["decay"], noise=noise),
         sgd.OnePassSGD(lr=pieces["lr"], head_rate=pieces["head"]),
     )
-    found = sgd.solve_mean_field(*changing, begin, alpha=[10.0, 20.0, 30.0])
+    result = sgd.solve_mean_field(*changing, start, alpha=[10.0, 20.0, 30.0])
     first = sgd.solve_mean_field(
-        problem.replace(weight_decay=0.01), sgd.OnePassSGD(lr=1.0), begin, alpha=[10.0, 20.0]
+        problem.replace(weight_decay=0.01), sgd.OnePassSGD(lr=1.0), start, alpha=[10.0, 20.0]
     )
     later = problem.replace(weight_decay=0.05), sgd.OnePassSGD(lr=2.0, head_rate=3.0)
     second = sgd.solve_mean_field(*later, sgd.start_from(first), alpha=[10.0])
     np.testing.assert_allclose(
-        found.excess_risk[0],
+        result.excess_risk[0],
         [*first.excess_risk.values[0], *second.excess_risk.values[0]],
         rtol=1e-5,
     )
-    np.testing.assert_allclose(found.risk - found.excess_risk, [[0.5, 0.0, 0.0]], atol=1e-12)
+    np.testing.assert_allclose(result.risk - result.excess_risk, [[0.5, 0.0, 0.0]], atol=1e-12)
     with pytest.raises(ValueError, match="gradient flow uses no samples"):
-        sgd.solve_mean_field(changing[0], sgd.OnePassSGD(lr=0.0), begin, times=[1.0])
+        sgd.solve_mean_field(changing[0], sgd.OnePassSGD(lr=0.0), start, times=[1.0])

@@ -1,1 +1,1 @@
-"""The wide limit: units as particles, and the forces between them."""
+"""The limit of wide networks: units as particles, and the forces between them."""

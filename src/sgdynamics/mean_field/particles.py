@@ -1,12 +1,22 @@
-"""Wide networks, p -> infinity with lr/p -> 0: units are particles (m, q, a) that move in the field of their own density.
+"""The wide limit p -> infinity with lr/p -> 0: units are particles in the field of their density.
 
-    lambda = m P^-1 lambda* + sqrt(q) xi,   F = int mu a E_xi[s(lambda)],   E = y - F
-    dm = a E[s'(lambda) lambda* E] - wd m,   dq = 2 a q E[s''(lambda) E] - 2 wd q,   da = head_rate (E[s(lambda) E] - wd a)
-    sphere: dm -= m g, dq -= 2 q g with g = (m P^-1 dm + dq/2)
+A unit (particle) has the state (m, q, a), with fields and output ::
 
-in the clock t/p = lr steps/(p d) that survives p -> infinity (Arnaboldi, Stephan, Krzakala, Loureiro 2023; slides "Dimension-free limits of
-SGD", mean-field + high-d, whose PDE is d_t mu = - div(mu velocity)). There wd = width * weight_decay, the decay of one unit of this clock.
-At a finite dimension d (still p = infinity) the perpendicular parts have uniform directions and F depends on |x_perp| too.
+    lambda = m P^-1 lambda* + sqrt(q) xi,     F = int mu a E_xi[s(lambda)],     E = y - F
+
+and moves by ::
+
+    dm = a E[s'(lambda) lambda* E] - wd m,     dq = 2 a q E[s''(lambda) E] - 2 wd q,
+    da = head_rate (E[s(lambda) E] - wd a),
+    sphere: dm -= m g,     dq -= 2 q g,     g = m P^-1 dm + dq/2
+
+in the time t/p = lr steps/(p d), which has a limit for p -> infinity. There wd = width *
+weight_decay is the decay of one unit per unit of this time. At a finite dimension d (still
+p = infinity) the perpendicular parts of the weights have uniform directions, and F depends on
+|x_perp| too.
+
+Sources: Arnaboldi, Stephan, Krzakala, Loureiro 2023; slides "Dimension-free limits of SGD",
+mean-field + high-d, whose partial differential equation is d_t mu = - div(mu velocity).
 """
 
 from __future__ import annotations
@@ -15,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import diffrax
 import jax
@@ -41,6 +51,7 @@ from sgdynamics.mean_field import series as series
 from sgdynamics.mean_field.series import Basis
 from sgdynamics.ode.stiff import StiffResult, integrate_lsoda
 from sgdynamics.problems.constraints import Constraint
+from sgdynamics.problems.losses import CommitteeLoss
 from sgdynamics.problems.problem import Problem
 from sgdynamics.results.clock import Clock, time_at_alpha
 from sgdynamics.results.datasets import largest_share
@@ -48,85 +59,126 @@ from sgdynamics.samples.input_covariance import eigenvalues
 
 RTOL = 1e-6
 ATOL = 1e-8
-MARGIN = 1e-2  # local tolerance over the one asked for: errors add up, and the risk is a small difference
-FEW_STEPS, MOST_STEPS = (
-    1000,
-    20000,
-)  # explicit ones: before LSODA takes over, and where the state is too large for that
-LARGEST_IMPLICIT = 1500  # numbers of a state
-FIRST_TERMS = {
-    1: 32,
-    2: 24,
-    3: 16,
-}  # of the series; doubled while the error asks for it and the basis allows
+# Local tolerance relative to the requested one: errors add up, and the risk is a small difference.
+MARGIN = 1e-2
+# Numbers of explicit steps: before LSODA continues, and for states that are too large for LSODA.
+FEW_STEPS, MOST_STEPS = 1000, 20000
+# Largest state for which LSODA's implicit steps are affordable.
+LARGEST_IMPLICIT = 1500
+# Initial number of terms of the series by number of signals. It is doubled while the error requires
+# it and the basis permits it.
+FIRST_TERMS = {1: 32, 2: 24, 3: 16}
 LARGEST_BASIS = 12000
-SPAN = 8.0  # the table of coefficients begins with row lengths up to this factor beyond those of the start (squared), either way
+# The first table of coefficients includes row lengths (squared) that are smaller or larger than
+# those of the start by up to this factor.
+SPAN = 8.0
 TABLE_NODES = 40
-WIDENINGS = 3  # the factor is squared each time: 8, 64, 4096, 1.7e7
-PAIR_COST = 8.0  # a closed pair over a term of the series
-CLOCK_NODES = 1025  # of a table of alpha along t
-HEAVY = 3e6  # terms of a velocity above which solutions may take minutes, and one velocity is timed
+# Number of times that the factor may be squared: 8, 64, 4096, 1.7e7.
+WIDENINGS = 3
+# Cost of a closed pair of units relative to a term of the series.
+PAIR_COST = 8.0
+# Number of nodes of a table of alpha as a function of t.
+CLOCK_NODES = 1025
+# Terms per velocity above which solutions may take minutes; one velocity is then timed.
+HEAVY = 3e6
 
 
 @dataclass(frozen=True)
 class ExpectationChoice:
-    """What compiled code depends on: the series, or (with a loss) closed pairs; flags."""
+    """The method of the expectations, on which compiled code depends.
+
+    Attributes
+    ----------
+    basis : Basis or None
+        Basis of the series; None for closed expectations of pairs of units.
+    loss : Loss, "polynomial" or None
+        The loss, for closed pairs. For a series, "polynomial" if it ends, because the activation is
+        a polynomial; else None, so that all activations share a compiled program.
+    trained : bool
+        Whether the head is trained.
+    constraint : Constraint
+        Constraint of the rows.
+    """
 
     basis: Basis | None
-    loss: Any
+    loss: CommitteeLoss | Literal["polynomial"] | None
     trained: bool
     constraint: Constraint
 
 
 def _velocity(
-    way: ExpectationChoice, numbers: dict[str, Any], state: State, t: Scalar = 0.0
-) -> dict[str, Any]:
-    """d(T, q, a)/d(t/p)."""
-    if "clock" in numbers:
-        numbers = values_at(
-            numbers, jnp.interp(t, numbers["clock"]["t"], numbers["clock"]["alpha"])
+    choice: ExpectationChoice, parameters: Parameters, state: State, t: Scalar = 0.0
+) -> dict[str, Numeric]:
+    """Return d(T, q, a)/d(t/p)."""
+    if "clock" in parameters:
+        clock = parameters["clock"]
+        parameters = values_at(parameters, jnp.interp(t, clock["t"], clock["alpha"]))
+    T, q, a, decay = state["T"], state["q"], state["a"], parameters["decay"]
+    if choice.basis is None:
+        assert isinstance(choice.loss, CommitteeLoss)
+        push, stretch, U, _ = series.pair_forces(
+            choice.loss, parameters["problem"], parameters, state
         )
-    T, q, a, decay = state["T"], state["q"], state["a"], numbers["decay"]
-    if way.basis is None:
-        push, stretch, value, _ = series.pair_forces(way.loss, numbers["problem"], numbers, state)
     else:
-        push, stretch, value = series.forces(way.basis, numbers, state, trained=way.trained)
+        push, stretch, U = series.forces(choice.basis, parameters, state, trained=choice.trained)
     dT, dq = a[:, None] * push - decay * T, a * stretch - 2 * decay * q
-    dT, dq = way.constraint.project_particle_rates(T, q, dT, dq)
-    return {
-        "T": dT,
-        "q": dq,
-        "a": numbers["head_rate"] * (value - decay * a) if way.trained else jnp.zeros_like(a),
-    }
+    dT, dq = choice.constraint.project_particle_rates(T, q, dT, dq)
+    da = parameters["head_rate"] * (U - decay * a) if choice.trained else jnp.zeros_like(a)
+    return {"T": dT, "q": dq, "a": da}
 
 
-def _on_table(numbers: dict[str, Any], state: State) -> Bool[Numeric, ""]:
-    v = series.variance(numbers, state)
+def _is_on_table(parameters: Parameters, state: State) -> Bool[Numeric, ""]:
+    """Whether the table of coefficients covers the variances of all fields."""
+    v = series.variance(parameters, state)
     return (
-        (jnp.min(v) >= numbers["lowest"])
-        & (jnp.max(v) <= numbers["highest"])
+        (jnp.min(v) >= parameters["lowest"])
+        & (jnp.max(v) <= parameters["highest"])
         & jnp.all(jnp.isfinite(state["a"]))
     )
 
 
+class Trajectories(NamedTuple):
+    """Explicit solutions from several initial conditions.
+
+    Attributes
+    ----------
+    states : dict
+        States at the save points, (run, time, ...); not finite after a run has ended.
+    left_table : array of bool, (run,)
+        Whether each run left the table of coefficients.
+    ran_out : array of bool, (run,)
+        Whether each run needed too many steps.
+    end : dict
+        State at the end of each run.
+    end_time : array, (run,)
+        Time of the end of each run.
+    """
+
+    states: State
+    left_table: Bool[Numeric, " runs"]
+    ran_out: Bool[Numeric, " runs"]
+    end: State
+    end_time: Float[Numeric, " runs"]
+
+
 @partial(jax.jit, static_argnums=(0, 1))
 def _integrate(
-    way: ExpectationChoice,
-    most: int,
-    numbers: dict[str, Any],
+    choice: ExpectationChoice,
+    most_steps: int,
+    parameters: Parameters,
     states: State,
     times: Float[Array, " times"],
     tolerance: Mapping[str, float],
-) -> tuple[Any, ...]:
-    """Every start, one after the other: states at `times`, whether it left the table, whether it needed too many steps, and its end."""
-    rate = jax.jit(partial(_velocity, way))
+) -> Trajectories:
+    """Integrate one initial condition after the other with explicit steps."""
+    rate = jax.jit(partial(_velocity, choice))
 
-    def left(t: Scalar, y: State, args: PyTree, **_: object) -> Bool[Numeric, ""]:
-        return ~_on_table(numbers, y)
+    def has_left_table(t: Scalar, y: State, args: PyTree, **_: object) -> Bool[Numeric, ""]:
+        return ~_is_on_table(parameters, y)
 
-    def one(state: State) -> tuple[Any, ...]:
-        found = diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda t, y, args: rate(numbers, y, t)),
+    def integrate_run(state: State) -> Trajectories:
+        solution = diffrax.diffeqsolve(
+            diffrax.ODETerm(lambda t, y, args: rate(parameters, y, t)),
             diffrax.Dopri8(),
             t0=0.0,
             t1=times[-1],
@@ -136,91 +188,98 @@ def _integrate(
             stepsize_controller=diffrax.PIDController(
                 rtol=tolerance["rtol"], atol=tolerance["atol"]
             ),
-            event=diffrax.Event(left),
-            max_steps=most,
+            event=diffrax.Event(has_left_table),
+            max_steps=most_steps,
             throw=False,
         )
-        out = found.result == diffrax.RESULTS.event_occurred
-        states: Any = found.ys
-        when: Any = found.ts
-        last = jax.tree.map(lambda leaf: leaf[0], states[1])
-        return states[0], out, found.result == diffrax.RESULTS.max_steps_reached, last, when[1][0]
+        left_table = solution.result == diffrax.RESULTS.event_occurred
+        ran_out = solution.result == diffrax.RESULTS.max_steps_reached
+        # Values of the two SubSaveAt, the save points and the end.
+        saved: Any = solution.ys
+        saved_times: Any = solution.ts
+        end = jax.tree.map(lambda leaf: leaf[0], saved[1])
+        return Trajectories(saved[0], left_table, ran_out, end, saved_times[1][0])
 
-    return jax.lax.map(one, states)
+    return jax.lax.map(integrate_run, states)
 
 
 @partial(jax.jit, static_argnums=0)
 def _flat_velocity(
-    way: ExpectationChoice, numbers: dict[str, Any], like: State, t: Scalar, y: Float[Array, " n"]
-) -> Any:
-    return ravel_pytree(_velocity(way, numbers, ravel_pytree(like)[1](y), t))[0]
+    choice: ExpectationChoice,
+    parameters: Parameters,
+    like: State,
+    t: Scalar,
+    y: Float[Array, " n"],
+) -> Float[Array, " n"]:
+    """Return the velocity of a state that is flattened to a vector; `like` has its shapes."""
+    return ravel_pytree(_velocity(choice, parameters, ravel_pytree(like)[1](y), t))[0]
 
 
 @jax.jit
-def _flat_on_table(numbers: dict[str, Any], like: State, y: Float[Array, " n"]) -> Any:
-    return _on_table(numbers, ravel_pytree(like)[1](y))
+def _flat_is_on_table(
+    parameters: Parameters, like: State, y: Float[Array, " n"]
+) -> Bool[Numeric, ""]:
+    return _is_on_table(parameters, ravel_pytree(like)[1](y))
 
 
-def _later(
-    way: ExpectationChoice,
-    numbers: dict[str, Any],
+def _continue_run(
+    choice: ExpectationChoice,
+    parameters: Parameters,
     state: State,
     t0: float,
     times: np.ndarray,
     tolerance: Mapping[str, float],
 ) -> StiffResult:
-    """One start from where the explicit method stopped, by LSODA."""
+    """Continue a run by LSODA from the time at which the explicit steps ran out."""
     like = jax.tree.map(jnp.asarray, state)
-    numbers = jax.tree.map(jnp.asarray, numbers)
-    inside = partial(_flat_on_table, numbers, like)
-    setting = {"loosest": 1 / MARGIN, "inside": lambda _, y: bool(inside(y))}
-    y = np.asarray(ravel_pytree(like)[0])
-    limits = float(tolerance["rtol"]), float(tolerance["atol"])
+    parameters = jax.tree.map(jnp.asarray, parameters)
     return integrate_lsoda(
-        lambda t, y: np.asarray(_flat_velocity(way, numbers, like, t, y)),
-        y,
+        lambda t, y: np.asarray(_flat_velocity(choice, parameters, like, t, y)),
+        np.asarray(ravel_pytree(like)[0]),
         t0,
         times,
-        *limits,
-        **setting,
+        float(tolerance["rtol"]),
+        float(tolerance["atol"]),
+        loosest=1 / MARGIN,
+        inside=lambda t, y: bool(_flat_is_on_table(parameters, like, y)),
     )
 
 
 @partial(jax.jit, static_argnums=0)
 def _risks(
-    way: ExpectationChoice, numbers: dict[str, Any], states: State
+    choice: ExpectationChoice, parameters: Parameters, states: State
 ) -> tuple[Float[Numeric, " states"], Float[Numeric, " states"]]:
-    """The excess risk of each state, and the error that the end of the series may cause in it.
+    """Return the excess risk of each state, and a bound on its error from the end of the series.
 
-        excess = (1/2) (E[y^2] - |y|^2 + |y - F|^2) on the basis;   error <= |y_tail| |F_tail| + |F_tail|^2/2
+    With the coefficients y of the label and F of the output on the basis ::
 
-    |F_tail|^2: the last four degrees continued as a geometric series, with the ratio they have to the four before.
+        excess = (1/2) (E[y^2] - |y|^2 + |y - F|^2),
+        error <= |y_tail| |F_tail| + |F_tail|^2/2,
+
+    where |y_tail|^2 = E[y^2] - |y|^2. |F_tail|^2 is estimated as a geometric series of blocks of
+    four degrees, whose ratio is that of the last block of the basis to the block before.
     """
 
-    def one(state: State) -> tuple[Float[Numeric, ""], Float[Numeric, ""]]:
-        if way.basis is None:
-            return series.pair_forces(way.loss, numbers["problem"], numbers, state)[3], jnp.asarray(
-                0.0
-            )
-        F = series.output(way.basis, numbers, state)
-        y = numbers["labels"]
-        excess = 0.5 * (numbers["rest"] + jnp.sum((y - F) ** 2))
-        if way.loss is not None:  # a polynomial: the series ends
+    def excess_and_error(state: State) -> tuple[Float[Numeric, ""], Float[Numeric, ""]]:
+        if choice.basis is None:
+            assert isinstance(choice.loss, CommitteeLoss)
+            forces = series.pair_forces(choice.loss, parameters["problem"], parameters, state)
+            return forces[3], jnp.asarray(0.0)
+        F = series.output(choice.basis, parameters, state)
+        y = parameters["labels"]
+        excess = 0.5 * (parameters["label_tail"] + jnp.sum((y - F) ** 2))
+        if choice.loss is not None:  # the series of a polynomial ends
             return excess, jnp.asarray(0.0)
-        degree = series.indices(way.basis).degree
-        last, before = (
-            jnp.sum(
-                jnp.where(
-                    (degree >= way.basis.terms - n) & (degree < way.basis.terms - n + 4), F**2, 0.0
-                )
-            )
+        degree, terms = series.indices(choice.basis).degree, choice.basis.terms
+        last, previous = (
+            jnp.sum(jnp.where((degree >= terms - n) & (degree < terms - n + 4), F**2, 0.0))
             for n in (4, 8)
         )
-        ratio = jnp.minimum(last / jnp.maximum(before, 1e-300), 0.999)
+        ratio = jnp.minimum(last / jnp.maximum(previous, 1e-300), 0.999)
         tail = last * ratio / (1 - ratio)
-        return excess, jnp.sqrt(numbers["rest"] * tail) + tail / 2
+        return excess, jnp.sqrt(parameters["label_tail"] * tail) + tail / 2
 
-    return jax.lax.map(one, states)
+    return jax.lax.map(excess_and_error, states)
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,7 +324,7 @@ def solve_particles(
     algorithm: OnePassSGD,
     states: State,
     clock: Clock,
-    way: ExpectationChoice,
+    choice: ExpectationChoice,
     perpendicular: int | None,
     rtol: float,
     atol: float,
@@ -274,53 +333,54 @@ def solve_particles(
     """Integrate the particles, and estimate the errors of the solution.
 
     The table of coefficients becomes wider while rows leave it, and the series longer while its
-    end matters. Two further solutions, with a looser tolerance and with every other particle, give
-    the errors.
+    truncation affects the risk. Two further solutions, with a looser tolerance and with every other
+    particle, estimate the errors of the integrator and of the finite number of particles.
     """
     p, t = problem.width, clock.t
-    table_of_alpha = alpha_table(problem, algorithm, clock)
+    clock_table = alpha_table(problem, algorithm, clock)
     tolerance = {"rtol": np.float64(MARGIN * rtol), "atol": np.float64(MARGIN * atol)}
-    loose = {name: 10 * value for name, value in tolerance.items()}
+    loose = {name: 10 * bound for name, bound in tolerance.items()}
     span, nodes, widenings = SPAN, TABLE_NODES, 0
     with meter(f"mean field, {p} particles", 3.0, progress) as bar:
         while True:
-            began = perf_counter()
-            numbers, label_error = _numbers(
-                problem, algorithm, way, states, span, nodes, perpendicular
+            start_time = perf_counter()
+            parameters, label_error = _parameters(
+                problem, algorithm, choice, states, span, nodes, perpendicular
             )
-            numbers |= table_of_alpha
-            _announce(bar, way, numbers, states, t)
-            solution, left_table, ran_out = _solve(way, numbers, states, t, tolerance)
+            parameters |= clock_table
+            _warn_if_slow(bar, choice, parameters, states, t)
+            solution, left_table, ran_out = _solve(choice, parameters, states, t, tolerance)
             if left_table.any() and widenings < WIDENINGS:
                 span, nodes, widenings = span**2, 2 * nodes, widenings + 1
                 continue
-            excess, ends = _risk_of(way, numbers, solution)
-            longer = _longer(way, perpendicular)
-            if largest_share(ends, excess) <= rtol or longer is None:
+            excess, truncation_error = _risk_of(choice, parameters, solution)
+            longer = _longer_series(choice, perpendicular)
+            if largest_share(truncation_error, excess) <= rtol or longer is None:
                 break
-            way = longer
+            choice = longer
         bar.advance(1.0)
-        seconds = perf_counter() - began
-        how = f"{seconds:.2g} s for the first of {bar.total:g} solutions"
-        warn_if_long(bar, (bar.total - 1) * seconds, how)
-        looser = _solve(way, numbers, states, t, loose)[0]
-        error_integrator = largest_share(_risk_of(way, numbers, looser)[0] - excess, excess)
+        seconds = perf_counter() - start_time
+        timing = f"{seconds:.2g} s for the first of {bar.total:g} solutions"
+        warn_if_long(bar, (bar.total - 1) * seconds, timing)
+        loose_solution = _solve(choice, parameters, states, t, loose)[0]
+        change = _risk_of(choice, parameters, loose_solution)[0] - excess
+        error_integrator = largest_share(change, excess)
         bar.advance(1.0)
         error_particles = None
         if p > 1:
             weights = np.where(np.arange(p) % 2 == 0, 1.0 / ((p + 1) // 2), 0.0)
-            half = {**numbers, "weights": weights}
-            fewer = _solve(way, half, states, t, loose)[0]
+            half = {**parameters, "weights": weights}
+            half_solution = _solve(choice, half, states, t, loose)[0]
+            change = _risk_of(choice, half, half_solution)[0] - excess
             largest = np.max(np.where(np.isfinite(excess), excess, 0.0), axis=1, keepdims=True)
-            change = _risk_of(way, half, fewer)[0] - excess
             error_particles = largest_share(change, np.broadcast_to(largest, change.shape))
     return ParticleSolution(
         solution,
         excess,
         left_table,
         ran_out,
-        "pairs" if way.basis is None else f"series, {way.basis.terms} terms",
-        largest_share(ends + label_error * np.sqrt(2 * excess), excess),
+        "pairs" if choice.basis is None else f"series, {choice.basis.terms} terms",
+        largest_share(truncation_error + label_error * np.sqrt(2 * excess), excess),
         error_integrator,
         error_particles,
         span,
@@ -332,23 +392,23 @@ def solve_particles(
 def evaluate_risk(
     problem: Problem, algorithm: OnePassSGD, solution: ParticleSolution, expectations: str
 ) -> tuple[np.ndarray, float]:
-    """The risk of another problem along a solution, and its largest relative error."""
+    """Return the risk of another problem along a solution, and its largest relative error."""
     states, perpendicular = solution.states, solution.perpendicular
-    way = choose_expectations(problem, expectations, perpendicular)
-    first = {name: value[:, 0] for name, value in states.items()}
+    choice = choose_expectations(problem, expectations, perpendicular)
+    first = {name: array[:, 0] for name, array in states.items()}
     table = (solution.span, solution.nodes, perpendicular)
     while True:
-        numbers, label_error = _numbers(problem, algorithm, way, first, *table)
-        excess, ends = _risk_of(way, numbers, states)
-        longer = _longer(way, perpendicular)
-        error = largest_share(ends + label_error * np.sqrt(2 * excess), excess)
+        parameters, label_error = _parameters(problem, algorithm, choice, first, *table)
+        excess, truncation_error = _risk_of(choice, parameters, states)
+        longer = _longer_series(choice, perpendicular)
+        error = largest_share(truncation_error + label_error * np.sqrt(2 * excess), excess)
         if error <= RTOL or longer is None:
             return excess + problem.noise_floor, error
-        way = longer
+        choice = longer
 
 
 def alpha_table(problem: Problem, algorithm: OnePassSGD, clock: Clock) -> dict[str, Any]:
-    """A table of alpha along t/p if parameters depend on alpha; else empty.
+    """Return a table of alpha as a function of t/p if parameters depend on alpha; else nothing.
 
     `algorithm` has the batch size of all units, so that its t is t/p.
     """
@@ -367,7 +427,7 @@ def alpha_table(problem: Problem, algorithm: OnePassSGD, clock: Clock) -> dict[s
 def choose_expectations(
     problem: Problem, expectations: str, perpendicular: int | None
 ) -> ExpectationChoice:
-    """Series or pairs, by cost."""
+    """Choose between the series and closed pairs: by argument, by support, and by cost."""
     loss: Any = problem.structure.loss
     k = problem.signals
     flags = (problem.structure.trained, problem.structure.constraint)
@@ -380,83 +440,93 @@ def choose_expectations(
         raise checks.reject(
             "expectations",
             expectations,
-            "closed pairs need d = infinity and polynomial, erf or ReLU committees (teacher too): take 'series'",
+            "closed pairs need d = infinity and a polynomial, erf or ReLU committee, also as "
+            "teacher. Use 'series'.",
         )
     if expectations != "pairs" and not series_fits and (expectations == "series" or not possible):
         raise checks.reject(
             "signals",
             k,
-            f"a series in {k} signals is too long: take fewer, or a committee with closed pairs",
+            f"a series in {k} signals is too long. Use fewer signals, or a committee with closed "
+            "pairs.",
         )
     cheaper = PAIR_COST * problem.width < series.size(k, terms) or not series_fits
     if expectations == "pairs" or (expectations == "auto" and possible and cheaper):
         return ExpectationChoice(None, loss, *flags)
-    # a polynomial's loss marks a series that ends; any other series is compiled for all activations alike
-    return ExpectationChoice(
-        Basis(k, terms, series.radial_terms(terms, perpendicular)),
-        None if degree is None else "polynomial",
-        *flags,
-    )
+    # The series of a polynomial ends. All other activations share a compiled program.
+    basis = Basis(k, terms, series.radial_terms(terms, perpendicular))
+    return ExpectationChoice(basis, None if degree is None else "polynomial", *flags)
 
 
-def _longer(way: ExpectationChoice, perpendicular: int | None) -> ExpectationChoice | None:
-    """Twice the terms, where there is something to cut and room for them."""
-    if way.basis is None or way.loss is not None:
+def _longer_series(
+    choice: ExpectationChoice, perpendicular: int | None
+) -> ExpectationChoice | None:
+    """Return a series with twice the terms; None if it would be too long or has no truncation."""
+    if choice.basis is None or choice.loss is not None:
         return None
-    k, terms = way.basis.signals, 2 * way.basis.terms
+    k, terms = choice.basis.signals, 2 * choice.basis.terms
     basis = Basis(k, terms, series.radial_terms(terms, perpendicular))
     if series.size(k, terms) * max(1, basis.radial // 2) > LARGEST_BASIS or terms > 512:
         return None
-    return ExpectationChoice(basis, way.loss, way.trained, way.constraint)
+    return ExpectationChoice(basis, choice.loss, choice.trained, choice.constraint)
 
 
-def _numbers(
+def _parameters(
     problem: Problem,
     algorithm: OnePassSGD,
-    way: ExpectationChoice,
+    choice: ExpectationChoice,
     states: State,
     span: float,
     nodes: int,
     perpendicular: int | None,
-) -> tuple[dict[str, Any], float]:
-    """All that is traced: rates, the table of c_n(v), the label's coefficients; and the error of the latter."""
+) -> tuple[Parameters, float]:
+    """Return the traced values of a solution, and the error of the coefficients of the label.
+
+    The values are rates, the table of c_n(v), and the coefficients of the label.
+    """
     p, eigenvalue = problem.width, float(eigenvalues(problem.parameters)[0])
     v = eigenvalue * (np.sum(states["T"] ** 2, axis=-1) + states["q"])
     lowest, highest = v.min() / span, v.max() * span
-    numbers: dict[str, Any] = {
+    if is_scheduled(problem.weight_decay):
+        decay = rescale_schedule(problem.weight_decay, p, 1.0)
+    else:
+        decay = np.float64(p * problem.weight_decay)
+    parameters: Parameters = {
         "eigenvalue": np.float64(eigenvalue),
-        "decay": rescale_schedule(problem.weight_decay, p, 1.0)
-        if is_scheduled(problem.weight_decay)
-        else np.float64(p * problem.weight_decay),
+        "decay": decay,
         "head_rate": pytrees.to_float64(algorithm.head_rate),
         "weights": np.full(p, 1.0 / p),
         "lowest": np.float64(lowest),
         "highest": np.float64(highest),
     }
-    if way.basis is None:
-        return numbers | {"problem": problem.parameters}, 0.0
-    coefficients, square, error = series.labels(problem, way.basis)
+    if choice.basis is None:
+        return parameters | {"problem": problem.parameters}, 0.0
+    coefficients, square, error = series.labels(problem, choice.basis)
     loss: Any = problem.structure.loss
-    numbers |= series.table(loss.student, way.basis.terms, lowest, highest, nodes)
-    rest = max(square - float(np.sum(coefficients**2)), 0.0)  # below 0 by rounding only
-    numbers |= {
+    parameters |= series.table(loss.student, choice.basis.terms, lowest, highest, nodes)
+    # E[y^2] - |y|^2, which rounding may make negative
+    label_tail = max(square - float(np.sum(coefficients**2)), 0.0)
+    parameters |= {
         "labels": coefficients,
-        "rest": np.float64(rest),
+        "label_tail": np.float64(label_tail),
         "perpendicular": np.float64(perpendicular or np.inf),
     }
-    return numbers, error
+    return parameters, error
 
 
-def _announce(
-    bar: Meter, way: ExpectationChoice, parameters: Parameters, states: State, t: np.ndarray
+def _warn_if_slow(
+    bar: Meter, choice: ExpectationChoice, parameters: Parameters, states: State, t: np.ndarray
 ) -> None:
-    """Warn where even the fewest steps will take long, from the time of one velocity."""
+    """Warn if even the fewest steps will take long, which the time of one velocity shows."""
     runs, p = states["q"].shape
-    terms = PAIR_COST * p if way.basis is None else series.size(way.basis.signals, way.basis.terms)
+    if choice.basis is None:
+        terms = PAIR_COST * p
+    else:
+        terms = series.size(choice.basis.signals, choice.basis.terms)
     if t[-1] == 0.0 or bar.has_warned or runs * p * terms < HEAVY:
         return
-    state = jax.tree.map(lambda value: jnp.asarray(value[0]), states)
-    rate = jax.jit(partial(_velocity, way))
+    state = jax.tree.map(lambda leaf: jnp.asarray(leaf[0]), states)
+    rate = jax.jit(partial(_velocity, choice))
 
     def evaluate() -> None:
         jax.block_until_ready(rate(parameters, state, 0.0))
@@ -465,51 +535,46 @@ def _announce(
 
 
 def _solve(
-    way: ExpectationChoice,
-    numbers: Parameters,
+    choice: ExpectationChoice,
+    parameters: Parameters,
     states: State,
     t: np.ndarray,
     tolerance: Mapping[str, float],
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
-    """States (run, time, ...), which runs left the table, and whose steps ran out."""
+    """Return states (run, time, ...), which runs left the table, and which ran out of steps."""
     runs = len(states["q"])
     if t[-1] == 0.0:
-        return (
-            {name: np.asarray(value)[:, None] for name, value in states.items()},
-            np.zeros(runs, bool),
-            np.zeros(runs, bool),
-        )
-    # LSODA's implicit steps take matrices of the size of the state
-    small = sum(value[0].size for value in states.values()) <= LARGEST_IMPLICIT
-    found, out, full, last, when = _integrate(
-        way, FEW_STEPS if small else MOST_STEPS, numbers, states, pad_with_last(t), tolerance
-    )
-    result = {}
-    for name, value in found.items():
-        values = np.array(value[:, : len(t)])
-        values[~np.isfinite(values)] = np.nan
-        result[name] = values
-    out, full = np.array(out), np.array(full)
-    if not small:
-        return result, out, full
-    for run in np.flatnonzero(full):
-        state = {name: np.asarray(value[run]) for name, value in last.items()}
-        rest = t > float(when[run])
-        end = _later(way, numbers, state, float(when[run]), t[rest], tolerance)
-        back = jax.vmap(ravel_pytree(jax.tree.map(jnp.asarray, state))[1])(
-            jnp.asarray(end.values.T)
-        )
-        for name, value in back.items():
-            result[name][run, rest] = np.asarray(value)
-        out[run], full[run] = end.ended == "diverged", end.ended == "exhausted"
-    return result, out, full
+        only_start = {name: np.asarray(array)[:, None] for name, array in states.items()}
+        return only_start, np.zeros(runs, bool), np.zeros(runs, bool)
+    # LSODA's implicit steps need matrices of the size of the state.
+    is_small = sum(array[0].size for array in states.values()) <= LARGEST_IMPLICIT
+    most_steps = FEW_STEPS if is_small else MOST_STEPS
+    trajectories = _integrate(choice, most_steps, parameters, states, pad_with_last(t), tolerance)
+    solution = {}
+    for name, padded in trajectories.states.items():
+        array = np.array(padded[:, : len(t)])
+        array[~np.isfinite(array)] = np.nan
+        solution[name] = array
+    left_table, ran_out = np.array(trajectories.left_table), np.array(trajectories.ran_out)
+    if not is_small:
+        return solution, left_table, ran_out
+    for run in np.flatnonzero(ran_out):
+        state = {name: np.asarray(array[run]) for name, array in trajectories.end.items()}
+        end_time = float(trajectories.end_time[run])
+        is_later = t > end_time
+        stiff = _continue_run(choice, parameters, state, end_time, t[is_later], tolerance)
+        unravel = ravel_pytree(jax.tree.map(jnp.asarray, state))[1]
+        for name, array in jax.vmap(unravel)(jnp.asarray(stiff.values.T)).items():
+            solution[name][run, is_later] = np.asarray(array)
+        left_table[run], ran_out[run] = stiff.ended == "diverged", stiff.ended == "exhausted"
+    return solution, left_table, ran_out
 
 
 def _risk_of(
-    way: ExpectationChoice, numbers: Parameters, found: dict[str, np.ndarray]
+    choice: ExpectationChoice, parameters: Parameters, states: dict[str, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Excess risk and its error, (run, time)."""
-    shape = found["q"].shape[:2]
-    flat = {name: value.reshape(-1, *value.shape[2:]) for name, value in found.items()}
-    excess, error = _risks(way, numbers, flat)
+    """Return the excess risk and its error, (run, time)."""
+    shape = states["q"].shape[:2]
+    flat = {name: array.reshape(-1, *array.shape[2:]) for name, array in states.items()}
+    excess, error = _risks(choice, parameters, flat)
     return np.asarray(excess).reshape(shape), np.asarray(error).reshape(shape)
