@@ -77,6 +77,7 @@ def chain_step(
         Index of the step.
     """
     parameters, hyperparameters = values
+    # The same step function serves direct simulations: only the columns differ.
     stride = Stride(
         rate, hyperparameters["head_rate"], parameters["weight_decay"], layout.structure
     )
@@ -102,6 +103,7 @@ def step_and_fold(
     alpha = alpha_of_steps(index, layout.batch, dimension)
     inputs, loss_arguments = segment_inputs(layout, parameters, draws, jnp.reshape(alpha, 1))
     kicks = segment_kicks(layout, draws)
+    # Schedules take their values at the start of the step.
     current, rates = values_at((parameters, hyperparameters), alpha)
     # The segment has one step.
     x, loss_argument, kicks = jax.tree.map(lambda leaf: leaf[0], (inputs, loss_arguments, kicks))
@@ -128,6 +130,7 @@ def step_and_fold(
         rows = rows * jax.lax.rsqrt(jnp.sum(state.rows**2, axis=-1, keepdims=True))
     state = state._replace(rows=rows)
     if observe is not None:
+        # A fold does not change overlaps, so that records do not depend on it.
         records = observe(records, index + 1, overlaps(layout, parameters, state))
     return state, records
 

@@ -89,6 +89,7 @@ class Checkpoint:
                 unfinished.write_text(
                     json.dumps({"call": self.call, "size": size}, indent=1), encoding="utf-8"
                 )
+            # From now on this call, too, uses the stored size.
             self.size = size
 
     def _file(self, first: int) -> Path:
@@ -122,6 +123,7 @@ class Checkpoint:
     def write(self, first: int, arrays: Mapping[str, Any]) -> None:
         """Replace the file of the group whose first run has this index."""
         with files.atomic_file(self._file(first)) as unfinished, unfinished.open("wb") as target:
+            # Plain arrays only: a file with pickled objects could run code when it is read.
             np.savez(
                 target,
                 allow_pickle=False,

@@ -73,6 +73,7 @@ def initial_rows(
 
 def overlaps(layout: Layout, parameters: Parameters, state: Rows) -> dict[str, Numeric]:
     """M and Q (block by block) of the weights, and the head a."""
+    # The rows of the weights are the first set.
     p = layout.structure.width
     Q, M = gram_and_overlaps(layout, parameters, state.rows[:p])
     return {"M": M, "Q": Q, "a": state.head[: layout.structure.head_size]}
@@ -83,6 +84,7 @@ def overlaps_with_memory(layout: Layout, parameters: Parameters, state: Rows) ->
     Q, M = gram_and_overlaps(layout, parameters, state.rows)
     p = layout.structure.width
     values = {"M": M[:, :p], "Q": Q[:, :p, :p], "a": state.head[: layout.structure.head_size]}
+    # More rows than units: the update stores velocities or averages.
     if len(Q[0]) > p:
         values |= {"rows_M": M, "rows_Q": Q, "rows_a": state.head}
     return values | ({"update_scalars": jnp.stack(state.scalars)} if state.scalars else {})
@@ -99,6 +101,7 @@ def gram_and_overlaps(
     strip, blocks = layout.split(rows)
     blocks = jnp.moveaxis(blocks, 1, 0)
     frame = parameters["frame"][layout.compressed_blocks]
+    # Only the first K columns of a block overlap with the signals.
     T = blocks[..., : layout.structure.signals]
     M = jnp.sum(T[:, :, None] * frame[:, None], axis=-1)
     # New columns count too: inside of a segment they are part of the rows.
@@ -154,6 +157,7 @@ def fold(layout: Layout, rows: Float[Numeric, "rows columns"]) -> Float[Numeric,
     That is a rotation of the columns. It also exists if the rows are linearly dependent, where a
     Cholesky factor of the Gram matrix does not.
     """
+    # Explicit blocks have no new columns to fold.
     if not len(layout.compressed_blocks):
         return rows
     k, (strip, blocks) = layout.structure.signals, layout.split(rows)
@@ -163,6 +167,7 @@ def fold(layout: Layout, rows: Float[Numeric, "rows columns"]) -> Float[Numeric,
         L = jnp.sqrt(jnp.sum(outside_signals**2, axis=1, keepdims=True))
     else:
         L = jnp.swapaxes(jnp.linalg.qr(outside_signals, mode="r"), -1, -2)
+    # The segment that follows starts with empty new columns.
     empty = jnp.zeros((*L.shape[:-1], layout.columns), rows.dtype)
     folded = jnp.moveaxis(jnp.concatenate([L, empty], axis=-1), 0, 1)
     return layout.join(strip, jnp.concatenate([blocks[..., :k], folded], axis=-1))
@@ -182,9 +187,11 @@ def rotate_to_input(
     k, inside = layout.structure.signals, layout.inside
     (strip, blocks), (input_strip, input_blocks) = layout.split(rows), layout.split(x)
     rotated_blocks, rotated_inputs = [], []
+    # Scalars instead of arrays: the loops are unrolled into straight-line code.
     for block in range(len(layout.compressed_blocks)):
         columns = [blocks[:, block, column] for column in range(k, inside)]
         coordinates = [input_blocks[0, block, column] for column in range(k, inside)]
+        # Givens rotation in the plane of the columns j - 1 and j.
         for j in range(len(columns) - 1, 0, -1):
             length = jnp.sqrt(coordinates[j - 1] ** 2 + coordinates[j] ** 2)
             # If both coordinates are 0 the rotation is the identity, not 0/0.

@@ -233,6 +233,7 @@ class DirectSGD(Simulator):
         as_float64 = partial(np.asarray, dtype=np.float64)
         rows, head, frame = map(as_float64, (state.rows, state.head, self.parameters["frame"]))
         signals = None if state.signals is None else as_float64(state.signals)
+        # Rows of all sets; those of the weights are the first p.
         M, Q = direct_overlaps(np, self.structure.signals, self.edges, frame, rows, signals)
         p = self.structure.width
         values = {"M": M[..., :p, :], "Q": Q[..., :p, :p], "a": head[:, : self.structure.head_size]}
@@ -361,6 +362,7 @@ def _advance_weights(
     ) -> tuple[Rows, PyTree]:
         """One step of one run."""
         # The key depends on the run and the step only: pieces may end anywhere.
+        # Inputs and named draws have separate streams.
         data_key, noise_key = jax.random.split(step_key(key, index))
         normals = jax.random.normal(data_key, (batch, *sample.tokens.shape, dimension), dtype)
         alpha = alpha_of_steps(index, batch, dimension)
@@ -489,14 +491,17 @@ class DirectBatch(GradientSource):
         head = head if head_shift is None else head + head_shift
         current, lengths = parameters, None
         if structure.loss.reads_overlaps:
+            # The signals vanish outside of these axes.
             Q, M = weights @ weights.T, weights[:, axes] @ axis_signals.T
             overlaps = LossOverlaps(Q, M, (axis_signals @ axis_signals.T).astype(Q.dtype))
             if structure.loss.reads_blocks:
                 overlaps = overlaps._replace(blocks=self._block_overlaps(weights))
             current = {**parameters, "overlaps": overlaps}
         if structure.loss.reads_lengths:
+            # Gram matrix X X^T/d of the inputs of each sample.
             tokens = x.reshape(self.samples, -1, x.shape[1])
             lengths = tokens @ jnp.swapaxes(tokens, 1, 2) / x.shape[1]
+        # Labels read the inputs without noise.
         clean_x = x if self.clean is None else self.clean
         signals = clean_x[:, axes] @ axis_signals.T
         moves = sample_moves(structure, current, fields, signals, head, self.loss_argument, lengths)
@@ -520,6 +525,7 @@ class DirectBatch(GradientSource):
 
     def overlaps(self, rows: Numeric) -> LossOverlaps:
         blocks = self._block_overlaps(rows)
+        # Overlaps of full rows are sums over the blocks of coordinates.
         Q, M, P = (jnp.sum(overlaps, axis=0) for overlaps in (blocks.Q, blocks.M, blocks.P))
         return LossOverlaps(Q, M, P, blocks=blocks)
 
@@ -556,6 +562,7 @@ class DirectBatch(GradientSource):
         h_by_sample = h.reshape(self.samples, -1, h.shape[1])
         x_by_sample = self.x.reshape(self.samples, -1, self.x.shape[1])
         # The sum over t runs over the tokens of a sample.
+        # h^T X of each sample by itself.
         gradients = jnp.einsum("btp,btd->bpd", h_by_sample, x_by_sample)
         if coefficients is not None:
             gradients = gradients + self._combine_rows(coefficients, weights)

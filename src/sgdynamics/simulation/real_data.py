@@ -1,6 +1,6 @@
 """One-pass SGD on real samples, drawn with replacement in each step.
 
-`sgd.gap_on_data` compares these runs with the theory for Gaussian inputs of the same spectrum.
+`analysis.real_data.gap_on_data` compares these runs with the theory for Gaussian inputs of the same spectrum.
 """
 
 from __future__ import annotations
@@ -105,6 +105,7 @@ class RealDataSGD(DirectSGD):
 
         Label noise is part of it only if the samples have their own.
         """
+        # The risk of the theory, with the empirical mean in place of the population mean.
         risks = _data_risks(
             self.structure, self.parameters, self.embedding, self.z, self.draws, state
         )
@@ -134,6 +135,7 @@ def _advance(
         noise = jax.random.normal(noise_key, (batch,), z.dtype) if draws is None else draws[samples]
         alpha = alpha_of_steps(index, batch, dimension)
         current, rates = values_at((parameters, hyperparameters), alpha)
+        # A key folded out of the noise key: independent of the labels.
         kicks = draw_kicks(law, noise_key, (structure.width, dimension), z.dtype)
         return direct_step(
             structure,
@@ -174,6 +176,7 @@ def _data_risks(
 ) -> Float[Numeric, " runs"]:
     """Mean loss of each run over the samples."""
     signals = z[:, embedding.axes] @ embedding.signals.T
+    # Without label noise of the samples, the caller adds the noise floor.
     noise = jnp.zeros(len(z)) if draws is None else draws
 
     def mean_loss(weights: tuple[Numeric, Numeric]) -> Array:

@@ -68,6 +68,7 @@ def sample_moves(
             values = {**parameters, "overlaps": parameters["overlaps"]._replace(lengths=lengths)}
         return structure.loss.move(fields, signals, head, argument, values)[1]
 
+    # The loss is a function of one sample, which may consist of several inputs (tokens).
     moves = jax.vmap(move)(
         sample.tokens.group_by_sample(fields),
         sample.tokens.group_by_sample(signals),

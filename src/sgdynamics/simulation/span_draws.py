@@ -69,9 +69,11 @@ def normal_shapes(layout: Layout, folds: int) -> tuple[tuple[int, ...], ...]:
         blocks,
         layout.inside,
     )
+    # Draws belong to samples, which may consist of several inputs (tokens).
     noise = (folds, layout.steps, layout.batch, structure.sample.normals_per_sample)
     kicks = (folds, layout.steps, layout.kicks, blocks, layout.inside)
     strip = (*inside[:-2], len(layout.explicit_blocks))
+    # A triangular factor of n columns has n (n - 1)/2 entries below its diagonal.
     lower = (folds, blocks, columns * (columns - 1) // 2)
     # The GPU kernel counts on the place of the proposals, behind the first three groups.
     return (
@@ -89,6 +91,7 @@ def split_into_shapes(
     normals: Float[Numeric, " n"], shapes: tuple[tuple[int, ...], ...]
 ) -> list[Numeric]:
     """Consecutive pieces of a flat array in these shapes."""
+    # Static offsets: slices of a traced array need known limits.
     edges = np.cumsum([0, *(int(np.prod(shape)) for shape in shapes)])
     return [
         normals[low:high].reshape(shape)
@@ -115,6 +118,7 @@ def assemble_draws(
 ) -> SpanDraws:
     """Random numbers of segments, from normals (`normal_shapes`) and chi variables."""
     inside, noise, lower, _, strip, kicks, strip_kicks = normals
+    # The proposals of the chi variables, the fourth piece, are used up.
     outside = bartlett_factor(lower, chi, degrees, layout.columns)
     # None, not empty arrays: whether there are kicks is part of the structure of the pytree.
     if not layout.kicks:
@@ -139,6 +143,7 @@ def draw_span(layout: Layout, key: RandomKey, sizes: Float[Numeric, " blocks"]) 
     # One call draws everything: many small calls of the generator cost more than the numbers.
     normals, uniforms = normals_and_uniforms(key, sum(counts), counts[3])
     pieces, degrees = split_into_shapes(normals, shapes), degrees_of_freedom(layout, sizes)
+    # Rejection sampling: the normals of the fourth piece are the first proposals.
     chi = draw_chi(key, degrees, pieces[3], uniforms.reshape(shapes[3]))
     return assemble_draws(layout, pieces, chi, degrees)
 

@@ -68,6 +68,7 @@ class UserChain(Simulator):
         states: dict[str, np.ndarray],
     ) -> None:
         self.definition, self.values, self.states = definition, values, states
+        # alpha = samples/d, as for the problems of the library.
         self.alpha_per_step = np.float64(batch / values["dimension"])
 
     def initial(self, chosen: np.ndarray) -> dict[str, Array]:
