@@ -6,17 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
 from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate
 from sgdynamics.analysis.exit_dmft import FIRST_SHARE
 from sgdynamics.analysis.exit_results import validate_threshold
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Parameters, State
+from sgdynamics.base.arrays import Numeric, Parameters, State
 from sgdynamics.base.resources import check_steps
 from sgdynamics.base.user_functions import validate_function
 from sgdynamics.dynamics.adapter import Criterion, SolverDynamics
@@ -197,13 +198,17 @@ def _errors_of_max_time(max_time: float, end: float) -> Iterator[None]:
 
 
 @partial(jax.jit, static_argnums=0)
-def evaluate_watch(watch: Watch, parameters: Parameters, states: State) -> Any:
+def evaluate_watch(watch: Watch, parameters: Parameters, states: State) -> Float[Numeric, " runs"]:
     """The watched function at each state."""
     return jax.vmap(partial(watch.value, parameters))(states)
 
 
 def _check_method(
-    problem: Any, algorithm: Any, method: str, dimension: int | None, has_data: bool
+    problem: Problem | SpikedTensor | Dynamics,
+    algorithm: OnePassSGD | FixedData,
+    method: str,
+    dimension: int | None,
+    has_data: bool,
 ) -> None:
     """Raise ValueError for a method that the algorithm or the dimension does not allow."""
     if method == "dmft":
@@ -215,10 +220,11 @@ def _check_method(
         fix = 'on a fixed data set exit times need direct runs. Use "direct" or "dmft"'
         raise checks.reject("method", method, fix)
     if not has_data:
-        constant_rate(algorithm, "exit times")
-        if method != "ode" and algorithm.flow:
+        one_pass = cast(OnePassSGD, algorithm)
+        constant_rate(one_pass, "exit times")
+        if method != "ode" and one_pass.flow:
             fix = 'gradient flow makes no steps. Use method="ode", or a learning rate above 0'
-            raise checks.reject("lr", algorithm.lr, fix)
+            raise checks.reject("lr", one_pass.lr, fix)
     has_dimension = dimension is not None or getattr(problem, "spectrum", None) is not None
     if method not in ("ode", "dmft") and not has_dimension:
         fix = f'method="{method}" needs a finite dimension. Set dimension=d'
@@ -259,11 +265,14 @@ def _exit_levels(criterion: Criterion, threshold: float, values: np.ndarray) -> 
     return (1 - threshold) * values
 
 
-def _step_units(algorithm: Any, has_data: bool, in_cells: bool) -> tuple[float | None, float]:
+def _step_units(
+    algorithm: OnePassSGD | FixedData, has_data: bool, in_cells: bool
+) -> tuple[float | None, float]:
     """Learning rate and samples per step (over d on a fixed data set), so that alpha follows."""
     if not has_data:
         return algorithm.lr, getattr(algorithm, "batch", 1)
     lr = None if algorithm.scheduled else float(algorithm.lr)
     if in_cells:
         return lr, getattr(algorithm, "batch", 1)
-    return lr, algorithm.fraction * algorithm.samples_per_dimension
+    fixed_data = cast(FixedData, algorithm)
+    return lr, fixed_data.fraction * fixed_data.samples_per_dimension

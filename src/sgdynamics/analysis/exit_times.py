@@ -6,7 +6,7 @@ The ODE finds it by an event, the SDE, the exact chain and direct runs by a chec
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -130,7 +130,7 @@ def exit_time(
         progress=progress,
     )
     if method == "dmft":
-        return _exits_by_dmft(request, algorithm)
+        return _exits_by_dmft(request, cast(FixedData, algorithm))
     warn_if_no_growth(request)
     if request.all_left:
         return finish_exits(request, None)
@@ -153,7 +153,7 @@ def finish_exits(request: ExitRequest, solved: IntegrationResult | None) -> Exit
     return _build_exits(request, times, diverged=diverged, ran_out=ran_out)
 
 
-def _exits_by_dmft(request: ExitRequest, algorithm: Any) -> ExitTimes:
+def _exits_by_dmft(request: ExitRequest, algorithm: FixedData) -> ExitTimes:
     call = request.call
     times, errors, diverged = dmft_exits(
         call.dynamics.problem,

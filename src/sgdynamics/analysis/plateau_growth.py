@@ -104,7 +104,7 @@ def _rates_and_slopes(
 ) -> tuple[Any, Any]:
     """dM/dt and its derivative in M, at M = 0 and lr = 0, 1 (both are affine in lr)."""
 
-    def rate(M: Float[Numeric, "blocks p K"], lr: Scalar) -> Any:
+    def rate(M: Float[Numeric, "blocks p K"], lr: Scalar) -> Float[Numeric, "blocks p K"]:
         algorithm, state = {"lr": lr, "head_rate": 1.0}, {"M": M, "Q": Q, "a": head}
         return drift(structure, quadrature, nodes, parameters, algorithm, state, batch=batch)["M"]
 

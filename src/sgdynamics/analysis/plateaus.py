@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jaxtyping import Float
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate, validate_algorithm
@@ -220,7 +221,7 @@ def _leading_term(problem: TeacherStudent, quadrature: Quadrature, distance: flo
 @partial(jax.jit, static_argnums=(0, 1))
 def _squared_slopes(
     structure: Structure, quadrature: Quadrature, variances: Float[Numeric, " n"]
-) -> Any:
+) -> Float[Array, " n"]:
     """E[s'(lambda)^2] for fields of these variances."""
     student, covariance = structure.loss.student, jnp.diag(variances)
     _, _, slopes, *_ = pairs.moments(

@@ -12,6 +12,7 @@ from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.problems.overlap_starts import Start, broadcast_runs
+from sgdynamics.problems.problem import Problem
 from sgdynamics.samples.real_data import DataSpectrum
 from sgdynamics.samples.sample import GaussianSample
 from sgdynamics.scaling.modes import MOST_MODES
@@ -77,7 +78,7 @@ class DataGap:
         return f"on the data set itself the Gaussian theory's risk is off by {', '.join(values)}"
 
 
-def checked_samples(problem: Any, data: ArrayArgument) -> np.ndarray:
+def checked_samples(problem: Problem, data: ArrayArgument) -> np.ndarray:
     """Samples in the coordinates of the problem's spectrum.
 
     ValueError if the spectrum was not computed from samples of this shape.

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jaxtyping import Float
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
@@ -357,7 +358,7 @@ def _losses_and_gradients(
 ) -> tuple[Any, Any]:
     """Loss and dloss/dlambda of each sample."""
 
-    def loss(*fields: Any) -> Any:
+    def loss(*fields: Array) -> Array:
         return structure.loss(*fields, parameters)
 
     return jax.vmap(jax.value_and_grad(loss), (0, 0, None, 0))(students, signals, head, draws)

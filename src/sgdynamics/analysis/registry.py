@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from jax import Array
 
 from sgdynamics.base.registry import Question
 from sgdynamics.base.support import (
@@ -35,7 +35,7 @@ _REGIMES = (
 )
 
 
-def _first_field(fields: Any, signals: Any, head: Any, draws: Any) -> Any:
+def _first_field(fields: Array, signals: Array, head: Array, draws: Array) -> Array:
     """The function that the example of `expect` averages."""
     return fields[0]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ class Gradients(NamedTuple):
 
     group_sums: np.ndarray
     controls: np.ndarray
-    chunks: list[Any]
+    chunks: list[Array | None]
 
 
 class Derivatives(NamedTuple):
@@ -86,7 +86,7 @@ def random_keys(entropy: Sequence[int], first: int, count: int) -> np.ndarray:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def draw_samples(functions: Functions, dimension: int, keys: RandomKeys) -> Any:
+def draw_samples(functions: Functions, dimension: int, keys: RandomKeys) -> PyTree:
     """A chunk of draws.
 
     It is a separate program: random numbers take longest to compile, and several losses of the
@@ -94,7 +94,7 @@ def draw_samples(functions: Functions, dimension: int, keys: RandomKeys) -> Any:
     """
     (sample,) = functions
 
-    def draw(key: RandomKey) -> Any:
+    def draw(key: RandomKey) -> PyTree:
         return sample(jax.random.wrap_key_data(key, impl=GENERATOR), dimension)
 
     # Random arrays under vmap take twice as long to compile. They are faster only if draws are so
@@ -104,17 +104,17 @@ def draw_samples(functions: Functions, dimension: int, keys: RandomKeys) -> Any:
 
 
 @partial(jax.jit, static_argnums=0)
-def unit_gradients(functions: Functions, point: PyTree, data: PyTree) -> tuple[Any, Any]:
+def unit_gradients(functions: Functions, point: PyTree, data: PyTree) -> tuple[Array, Array]:
     """Gradients of a chunk of units, (units, draws, parameters), and their controls.
 
     The mean of an antithetic pair follows its two draws.
     """
     loss, antithetic, controls = functions
 
-    def gradient(y: PyTree) -> Any:
+    def gradient(y: PyTree) -> Float[Array, " parameters"]:
         return ravel_pytree(jax.grad(lambda x: jnp.asarray(loss(x, y), dtype=float))(point))[0]
 
-    def evaluate_unit(y: PyTree) -> Any:
+    def evaluate_unit(y: PyTree) -> tuple[Array, Array]:
         draws = jax.tree.map(lambda leaf: leaf[None], y)
         if antithetic is not None:
             draws = jax.tree.map(lambda *leaves: jnp.stack(leaves), y, antithetic(y))
@@ -134,7 +134,7 @@ def directional_derivatives(
     point: PyTree,
     centre: Float[Numeric, " parameters"],
     gradients: Float[Numeric, "..."],
-) -> tuple[Any, ...]:
+) -> tuple[Array, Array, Array, Array]:
     """J h and h^T (hess u) h for all gradients of a chunk, with h = gradient - centre.
 
     Also returns u and J applied to the centre.
@@ -142,13 +142,15 @@ def directional_derivatives(
     (statistics,) = functions
     flat, unravel = ravel_pytree(point)
 
-    def u(z: Float[Array, " parameters"]) -> Any:
+    def u(z: Float[Array, " parameters"]) -> Float[Array, " statistics"]:
         return jnp.asarray(statistics(unravel(z)), dtype=float)
 
-    def slope(z: Float[Array, " parameters"], direction: Float[Numeric, " parameters"]) -> Any:
+    def slope(
+        z: Float[Array, " parameters"], direction: Float[Numeric, " parameters"]
+    ) -> Float[Array, " statistics"]:
         return jax.jvp(u, (z,), (direction,))[1]
 
-    def first_and_second(direction: Float[Numeric, " parameters"]) -> Any:
+    def first_and_second(direction: Float[Numeric, " parameters"]) -> tuple[Array, Array]:
         return jax.jvp(lambda z: slope(z, direction), (flat,), (direction,))
 
     directions = (gradients - centre).reshape(-1, flat.size)
@@ -157,7 +159,7 @@ def directional_derivatives(
     return first.reshape(shape), second.reshape(shape), u(flat), slope(flat, centre)
 
 
-def _chunk_gradients(setup: Setup, first: int) -> tuple[Any, Any]:
+def _chunk_gradients(setup: Setup, first: int) -> tuple[Array, Array]:
     """Gradients and controls of the chunk that starts at unit `first`."""
     keys = random_keys(setup.entropy, first, setup.chunk)
     data = draw_samples(setup.task.sample, setup.dimension, keys)
@@ -188,7 +190,7 @@ def compute_gradients(setup: Setup, meter: Meter) -> Gradients:
 
 
 def compute_derivatives(
-    setup: Setup, centre: np.ndarray, chunks: list[Any], meter: Meter
+    setup: Setup, centre: np.ndarray, chunks: list[Array | None], meter: Meter
 ) -> Derivatives:
     """The second pass over the draws, with gradients relative to `centre`."""
     all_first, all_second = [], []

@@ -360,7 +360,7 @@ def _validate_dimensions(dimensions: Sequence[int]) -> tuple[int, ...]:
     return integers
 
 
-def _point_at(point: Callable[[int], Any], dimension: int) -> Any:
+def _point_at(point: Callable[[int], PyTree], dimension: int) -> PyTree:
     """The parameters at a dimension."""
     try:
         return point(dimension)
@@ -434,7 +434,7 @@ def _statistics_norms(setup: Setup, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @partial(jax.jit, static_argnums=0)
-def _operator_norms(functions: Functions, point: PyTree, starts: PyTree) -> tuple[Any, Any]:
+def _operator_norms(functions: Functions, point: PyTree, starts: PyTree) -> tuple[Array, Array]:
     """Operator norms of hess u_i and of the third derivative, by power iteration.
 
     The third derivative uses the alternating power iteration, and the best of several starts. Both
@@ -445,28 +445,30 @@ def _operator_norms(functions: Functions, point: PyTree, starts: PyTree) -> tupl
     flat, unravel = ravel_pytree(point)
     count = statistics(point).shape[0]
 
-    def normalise(vector: Float[Numeric, " parameters"]) -> Any:
+    def normalise(vector: Float[Numeric, " parameters"]) -> tuple[Array, Array]:
         norm = jnp.linalg.norm(vector)
         return jnp.where(norm > 0, vector / jnp.where(norm > 0, norm, 1.0), vector), norm
 
-    def norms(index: np.ndarray) -> Any:
-        def u(z: Float[Array, " parameters"]) -> Any:
+    def norms(index: np.ndarray) -> tuple[Array, Array]:
+        def u(z: Float[Array, " parameters"]) -> Float[Array, ""]:
             return jnp.asarray(statistics(unravel(z)), dtype=float)[index]
 
-        def second(a: Float[Numeric, " parameters"]) -> Any:
+        def second(a: Float[Numeric, " parameters"]) -> Float[Array, " parameters"]:
             """hess u a."""
             return jax.jvp(jax.grad(u), (flat,), (a,))[1]
 
-        def third(a: Float[Numeric, " parameters"], b: Float[Numeric, " parameters"]) -> Any:
+        def third(
+            a: Float[Numeric, " parameters"], b: Float[Numeric, " parameters"]
+        ) -> Float[Array, " parameters"]:
             """d^3 u(a, b, .)."""
             return jax.jvp(lambda z: jax.jvp(jax.grad(u), (z,), (a,))[1], (flat,), (b,))[1]
 
-        def sweep(_: object, state: PyTree) -> Any:
+        def sweep(_: object, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             a, b, _ = state
             c, norm = normalise(third(a, b))
             return b, c, norm
 
-        def third_norm(start: Any) -> Any:
+        def third_norm(start: Float[Array, "2 parameters"]) -> Float[Array, ""]:
             initial = (normalise(start[0])[0], normalise(start[1])[0], 0.0)
             return jax.lax.fori_loop(0, 3 * SWEEPS, sweep, initial)[2]
 

@@ -96,7 +96,7 @@ class Setup:
     """
 
     task: Task
-    point: Any
+    point: PyTree
     dimension: int
     samples: int
     entropy: Sequence[int]
@@ -181,7 +181,7 @@ def count_entries(tree: PyTree) -> int:
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(tree))
 
 
-def _trace(argument: str, call: str, function: Callable[..., Any], *args: PyTree) -> Any:
+def _trace(argument: str, call: str, function: Callable[..., Any], *args: PyTree) -> PyTree:
     """Shapes of the value of a user's function, by tracing it."""
     try:
         return jax.eval_shape(function, *args)
@@ -193,7 +193,7 @@ def _trace(argument: str, call: str, function: Callable[..., Any], *args: PyTree
         ) from error
 
 
-def _validate_point(point: PyTree) -> Any:
+def _validate_point(point: PyTree) -> PyTree:
     """The point with float64 leaves."""
     fix = "give the parameters: an array, or a tree (dict, list, ...) of arrays"
     if callable(point):

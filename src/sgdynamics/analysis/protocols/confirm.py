@@ -6,7 +6,7 @@ Both are simulated with the same random numbers, so that the error of their rati
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,10 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.analysis.protocols.controls import piecewise_control
-from sgdynamics.analysis.protocols.request import ProtocolRequest
+from sgdynamics.analysis.protocols.request import InitialCondition, ProtocolRequest
 from sgdynamics.base import checks
 from sgdynamics.base.precision import float64
+from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.solvers.simulate import simulate
 
@@ -103,7 +104,7 @@ def measure_gain(
     )
 
 
-def _repeat_start(start: Any, runs: int) -> tuple[Any, int]:
+def _repeat_start(start: InitialCondition, runs: int) -> tuple[InitialCondition, int]:
     """Repeat a start with several runs, equal ones next to each other; also their number."""
     if not isinstance(start, Start) or start.runs == 1:
         return start, 1
@@ -178,7 +179,7 @@ def _costs(
 ) -> np.ndarray:
     """The running cost (run, piece, 3), with the controls of the piece also at its two ends."""
     has_overlaps = "fields" in request.problem.kinds
-    names = ("M", "Q", "a") if has_overlaps else tuple(request.problem.variables)
+    names = ("M", "Q", "a") if has_overlaps else tuple(cast(Dynamics, request.problem).variables)
     states = {name: jnp.asarray(_split_pieces(np.asarray(result[name]), 1)) for name in names}
     alphas = jnp.asarray(_split_pieces(save_points, 0))
     controls = {name: jnp.asarray(value) for name, value in values.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +150,7 @@ def _is_number(value: object) -> bool:
     return is_numeric and not isinstance(value, bool) and np.ndim(value) == 0
 
 
-def validate_bounds(argument: str, bounds: Any) -> tuple[float, float]:
+def validate_bounds(argument: str, bounds: Sequence[float] | None) -> tuple[float, float]:
     """Validate the lowest and the highest value of a control."""
     if bounds is None:
         raise checks.reject(argument, bounds, FINITE_BOUNDS)

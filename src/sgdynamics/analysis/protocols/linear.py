@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
+from jax import Array
 from jaxtyping import Float
 
 from sgdynamics.analysis.protocols.box import points_outward
@@ -21,6 +22,8 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric
 from sgdynamics.base.progress import meter
 from sgdynamics.base.resources import check_steps
+from sgdynamics.problems.overlap_starts import Start
+from sgdynamics.problems.problem import Problem
 from sgdynamics.solvers.linear import linear_student
 
 # A rate is at a bound if the difference of their logarithms is at most this.
@@ -87,8 +90,11 @@ def solve_linear_protocol(
     request: ProtocolRequest, alpha: float, pieces: int, iterations: int, progress: bool | None
 ) -> LinearProtocol:
     """The optimal rates up to alpha = samples/d; alpha counts steps if d is infinite."""
-    problem, algorithm, box = request.problem, request.algorithm, request.controls.box
+    # Only a linear student with a spectrum is solved here.
+    problem, start = cast(Problem, request.problem), cast(Start, request.start)
+    algorithm, box = request.algorithm, request.controls.box
     spectrum = problem.spectrum
+    assert spectrum is not None
     alpha_per_step = 1.0 if spectrum.infinite else algorithm.batch / float(spectrum.dimension)
     check_steps("alpha", alpha, alpha / alpha_per_step)
     steps = round(alpha / alpha_per_step)
@@ -99,7 +105,7 @@ def solve_linear_protocol(
             f"alpha = {alpha:g} corresponds to {steps} steps. Give at most as many pieces, or "
             "increase alpha.",
         )
-    recursion = linear_recursion(problem, algorithm, request.start, steps=steps)
+    recursion = linear_recursion(problem, algorithm, start, steps=steps)
     lowest, highest = float(box.low[0]), float(box.high[0])
     arguments: dict[str, Any] = {"lr": (lowest, highest), "iterations": iterations}
     half = None
@@ -124,6 +130,8 @@ def solve_linear_protocol(
 
 
 @jax.jit
-def _log_gradient(recursion: LinearRecursion, rates: Float[Numeric, " pieces"]) -> Any:
+def _log_gradient(
+    recursion: LinearRecursion, rates: Float[Numeric, " pieces"]
+) -> Float[Array, " pieces"]:
     """dJ/dlog lr for all pieces, with the final risk J."""
     return rates * jax.grad(lambda rates: recursion.risks(rates)[-1])(rates)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jaxtyping import Float, Int
 from scipy import optimize
 from scipy.optimize import OptimizeResult
@@ -93,7 +94,7 @@ class LinearOptimum:
 
 def _log_risk(
     recursion: LinearRecursion, batches: PyTree, edges: PyTree, log_rates: Numeric
-) -> Any:
+) -> Float[Array, ""]:
     """Logarithm of the final excess risk."""
     return jnp.log(recursion.risks(jnp.exp(log_rates), batches, edges)[-1])
 
@@ -104,7 +105,7 @@ def _log_risks(
     batches: PyTree,
     edges: PyTree,
     log_rates: Float[Numeric, "several pieces"],
-) -> Any:
+) -> Float[Array, " several"]:
     log_risk = partial(_log_risk, recursion, batches, edges)
     return jax.lax.map(log_risk, log_rates, batch_size=11)
 
@@ -112,14 +113,14 @@ def _log_risks(
 @jax.jit
 def _value_and_gradient(
     recursion: LinearRecursion, batches: PyTree, edges: PyTree, log_rates: Float[Numeric, " pieces"]
-) -> Any:
+) -> tuple[Float[Array, ""], Float[Array, " pieces"]]:
     return jax.value_and_grad(partial(_log_risk, recursion, batches, edges))(log_rates)
 
 
 @jax.jit
 def _risks(
     recursion: LinearRecursion, batches: PyTree, edges: PyTree, rates: Float[Numeric, " pieces"]
-) -> Any:
+) -> Float[Numeric, " edges"]:
     return recursion.risks(rates, batches, edges)
 
 

@@ -21,12 +21,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import Numeric, Parameters, PyTree, RealArray, Scalar
-from sgdynamics.base.controls import piecewise_rate
+from sgdynamics.base.controls import Schedule, piecewise_rate
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.problems.frames import check_dimension
@@ -131,7 +132,9 @@ class LinearRecursion:
             sums_at_edges = partial(_square_steps, longest.bit_length())
         step_sizes = jnp.asarray(rates, dtype=float) * parameters["unit"]
 
-        def group_sums(scale: Scalar, errors: Numeric, mean_errors: Numeric) -> Any:
+        def group_sums(
+            scale: Scalar, errors: Numeric, mean_errors: Numeric
+        ) -> Float[Array, " edges"]:
             """sum l c of the runs with one output gain, which scales their steps."""
             decay = parameters["decay"] / scale if self.has_decay else None
             group = {**parameters, "decay": decay}
@@ -145,7 +148,7 @@ class LinearRecursion:
 
     def schedule(
         self, rates: Float[Numeric, " pieces"], edges: Int[Numeric, " edges"] | None = None
-    ) -> Any:
+    ) -> float | Schedule:
         """The rates as ``lr`` for ``solve_linear`` and ``simulate``.
 
         The schedule is a function of alpha = samples/d, or of steps if d is infinite.
@@ -269,7 +272,7 @@ def _iterate_steps(
     rates: Numeric,
     batches: Numeric,
     edges: Numeric,
-) -> Any:
+) -> Float[Array, " edges"]:
     """sum l c at the edges, step by step.
 
     Steps after the last edge have the rate 0 and change nothing.
@@ -311,7 +314,7 @@ def _square_steps(
     rates: Numeric,
     batches: Numeric,
     edges: Numeric,
-) -> Any:
+) -> Float[Array, " edges"]:
     """sum l c at the edges, by repeated squaring of the map of one step.
 
     In r = c/sqrt(n), where the map is symmetric, and with the mean errors m of weight decay,

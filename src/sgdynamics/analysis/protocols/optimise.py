@@ -45,7 +45,7 @@ def optimal_protocol(
     alpha: float,
     controls: Mapping[str, Any] | None = None,
     objective: str | Callable[..., Any] = "final",
-    evaluate: Any = None,
+    evaluate: Problem | None = None,
     cost: Callable[..., Any] | None = None,
     budget: Mapping[str, float] | None = None,
     pieces: int = 40,

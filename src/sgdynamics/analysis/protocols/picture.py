@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sgdynamics.analysis.protocols.result import BOUND_TOLERANCE, OptimalProtocol
 from sgdynamics.base import checks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 LABELS = {
     "lr": "learning rate",
@@ -66,7 +69,7 @@ def protocol(result: OptimalProtocol) -> tuple[Any, Any]:
     return fig, axes
 
 
-def _draw_risk(ax: Any, result: OptimalProtocol) -> None:
+def _draw_risk(ax: Axes, result: OptimalProtocol) -> None:
     constant_style = {"color": "C3", "lw": 1.2, "ls": "--", "label": "best constants"}
     ax.plot(result.edges, result.risks, color="C0", lw=1.6, label="protocol")
     ax.plot(result.edges, result.constant_risks, **constant_style)
@@ -83,7 +86,7 @@ def _draw_risk(ax: Any, result: OptimalProtocol) -> None:
     ax.legend(frameon=False, title=f"gain {result.gain:.3g}")
 
 
-def _draw_control(ax: Any, result: OptimalProtocol, name: str, values: np.ndarray) -> None:
+def _draw_control(ax: Axes, result: OptimalProtocol, name: str, values: np.ndarray) -> None:
     constant, (low, high) = result.constant[name], result.bounds[name]
     lowest, highest = min(values.min(), constant), max(values.max(), constant)
     is_log = low > 0 and highest > LOG_RATIO * lowest

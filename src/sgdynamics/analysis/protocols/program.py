@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jaxtyping import Float
 
 from sgdynamics.base.arrays import Numeric, Parameters, PyTree, Scalar, State
@@ -36,7 +37,7 @@ class HeldControl:
 
     index: int
 
-    def __call__(self, parameters: PyTree, alpha: Scalar) -> Any:
+    def __call__(self, parameters: PyTree, alpha: Scalar) -> PyTree:
         return parameters
 
 
@@ -59,10 +60,10 @@ def control_indices(parameters: PyTree) -> set[int]:
     return {index for index in indices if index is not None}
 
 
-def insert_controls(parameters: PyTree, controls: Float[Numeric, " controls"]) -> Any:
+def insert_controls(parameters: PyTree, controls: Float[Numeric, " controls"]) -> PyTree:
     """Replace all placeholders in a pytree of parameters by the controls of one piece."""
 
-    def insert(leaf: Any) -> Any:
+    def insert(leaf: PyTree) -> PyTree:
         index = _control_index(leaf)
         if index is None:
             return leaf
@@ -124,7 +125,7 @@ def _running_cost(
     controls: Float[Numeric, " controls"],
     alpha: Scalar,
     state: State,
-) -> Any:
+) -> Float[Array, ""]:
     """The integrand l(y, u, alpha): the risk, the user's cost, or their sum."""
     total, watched = jnp.zeros(()), _watch_parameters(parameters, shared, alpha)
     if program.integrates_risk:
@@ -143,7 +144,7 @@ def _integrate_run(
     parameters: Parameters,
     values: Float[Numeric, "pieces controls"],
     initial_state: State,
-) -> Any:
+) -> tuple[State, Float[Array, " pieces"]]:
     """The states of one run at the ends of all pieces, and the integral of l up to there."""
     pieces = values.shape[0]
     step_length = parameters["alpha"] / (pieces * program.steps)
@@ -194,8 +195,8 @@ def _run_objective(
     program: Program,
     parameters: Parameters,
     controls: Float[Numeric, " controls"],
-    end: tuple[Any, Any],
-) -> Any:
+    end: tuple[State, Float[Array, ""]],
+) -> Float[Array, ""]:
     """Phi of the final state of one run plus the integral; `controls` are those of the end."""
     state, integral = end
     if program.integrates_risk:
@@ -210,10 +211,10 @@ def _run_objective(
 
 def _mean_objective(
     program: Program, parameters: Parameters, values: Float[Numeric, "pieces controls"]
-) -> Any:
+) -> Float[Array, ""]:
     """J(u), the mean over runs."""
 
-    def run_objective(initial_state: State) -> Any:
+    def run_objective(initial_state: State) -> Float[Array, ""]:
         path = _integrate_run(program, parameters, values, initial_state)
         end = jax.tree.map(lambda value: value[-1], path)
         return _run_objective(program, parameters, values[-1], end)
@@ -224,7 +225,7 @@ def _mean_objective(
 @partial(jax.jit, static_argnums=0)
 def value_and_gradient(
     program: Program, parameters: Parameters, values: Float[Numeric, "pieces controls"]
-) -> Any:
+) -> tuple[Float[Array, ""], Float[Array, "pieces controls"]]:
     """J(u) and its gradient dJ/du for all pieces."""
     return jax.value_and_grad(partial(_mean_objective, program, parameters))(values)
 
@@ -232,7 +233,7 @@ def value_and_gradient(
 @partial(jax.jit, static_argnums=0)
 def objectives(
     program: Program, parameters: Parameters, values: Float[Numeric, "protocols pieces controls"]
-) -> Any:
+) -> Float[Array, " protocols"]:
     """J(u) of several protocols."""
     return jax.vmap(partial(_mean_objective, program, parameters))(values)
 
@@ -255,7 +256,7 @@ def trajectory(
     if not program.has_risk:
         return value, jnp.full(pieces + 1, jnp.nan), end[0]
 
-    def mean_risk(edge: tuple[Any, Any, Any]) -> Any:
+    def mean_risk(edge: tuple[Scalar, Array, State]) -> Float[Array, ""]:
         alpha, controls, runs = edge
         shared = insert_controls(parameters["shared"], controls)
         watched = _watch_parameters(parameters, shared, alpha)

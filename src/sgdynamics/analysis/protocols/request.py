@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,17 @@ from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.protocols.controls import Controls
 from sgdynamics.analysis.protocols.program import Program, control_indices, placeholder
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Parameters, PyTree
+from sgdynamics.base.arrays import ArrayArgument, Parameters, PyTree
 from sgdynamics.base.controls import constant
 from sgdynamics.base.user_functions import validate_function
+from sgdynamics.dynamics.adapter import S, SolverDynamics
+from sgdynamics.dynamics.protocol import Dynamics
+from sgdynamics.problems.overlap_starts import Start
+from sgdynamics.problems.problem import Problem
 from sgdynamics.solvers.call import SolverCall, validate_call
+
+# An initial condition as the user passes it; that of a user's own dynamics is a dictionary.
+InitialCondition = Start | Mapping[str, ArrayArgument]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,12 +48,12 @@ class ProtocolRequest:
         The running cost.
     """
 
-    problem: Any
+    problem: Problem | Dynamics
     algorithm: OnePassSGD
-    start: Any
+    start: InitialCondition
     controls: Controls
     objective: str | Callable[..., Any]
-    evaluate: Any
+    evaluate: Problem | None
     cost: Callable[..., Any] | None
 
     @property
@@ -176,7 +183,9 @@ def _validate_with_placeholders(
     )
 
 
-def _validate_functions(request: ProtocolRequest, dynamics: Any, initial_state: Any) -> None:
+def _validate_functions(
+    request: ProtocolRequest, dynamics: SolverDynamics[S], initial_state: S
+) -> None:
     """Raise ValueError unless the user's objective and cost accept their arguments."""
     states = dynamics.public_states(dynamics.state_arrays(initial_state))
     state = {name: np.asarray(value[0]) for name, value in states.items()}
@@ -194,7 +203,7 @@ def _validate_functions(request: ProtocolRequest, dynamics: Any, initial_state: 
         )
 
 
-def _replicate(name: str, nodes: PyTree, index: int) -> Any:
+def _replicate(name: str, nodes: PyTree, index: int) -> PyTree:
     """One replicate of the nodes of an expectation.
 
     The points of a step on the sphere are few, and all of them are used.

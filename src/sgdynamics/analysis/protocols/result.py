@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis.protocols.confirm import Confirmation, measure_gain
 from sgdynamics.analysis.protocols.request import ProtocolRequest
+from sgdynamics.dynamics.protocol import Dynamics
+from sgdynamics.problems.problem import Problem
 
 # A control is drawn as being at a bound if it is nearer to it than this share of its range.
 BOUND_TOLERANCE = 1e-5
@@ -96,8 +98,8 @@ class OptimalProtocol:
     residual: float
     at_bounds: dict[str, np.ndarray]
     bounds: dict[str, tuple[float, float]]
-    problem: Any
-    algorithm: Any
+    problem: Problem | Dynamics
+    algorithm: OnePassSGD
     risks: np.ndarray
     constant_risks: np.ndarray
     history: np.ndarray

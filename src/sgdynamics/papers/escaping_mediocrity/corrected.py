@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from functools import lru_cache
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def exit_time_corrected(
     *,
     with_error: bool = False,
     seed: int = 0,
-) -> Any:
+) -> formulas.Values | tuple[formulas.Values, formulas.Values]:
     """Mean exit time of SGD from random starts, with the shift by the noise of SGD.
 
     ::
@@ -94,15 +94,16 @@ def exit_time_corrected(
 def _time_and_error(
     p: int, d: int, gamma: float, noise: float, threshold: float, seed: int
 ) -> tuple[float, float]:
-    omega = formulas.growth_rates(p, gamma, noise)[0]
+    omega = cast(float, formulas.growth_rates(p, gamma, noise)[0])
     if omega <= 0:
         return math.inf, 0.0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        linear, error = formulas.exit_time_quenched(
+        quenched = formulas.exit_time_quenched(
             p, d, gamma, noise, threshold, law="sphere", with_error=True
         )
-        shift = formulas.stochastic_shift(p, gamma, noise)
+        linear, error = cast(tuple[float, float], quenched)
+        shift = cast(float, formulas.stochastic_shift(p, gamma, noise))
     correction, correction_error = (
         _nonlinear_correction_width_one(d, gamma, noise, threshold)
         if p == 1
@@ -152,13 +153,13 @@ def _nonlinear_correction(
     linear = np.log(
         (threshold * p * (p + 1) * d + (1 - threshold) * (2 * p * mu0 - tau0)) / (2 * p * mu0)
     ) / (2 * omega)
-    before = risk(m, Q)
+    before = np.asarray(risk(m, Q))
     level = (1 - threshold) * before
     times = np.full(STARTS, np.nan)
     h = STEP / omega
     for step in range(math.ceil((linear.max() + LONGEST / omega) / h)):
         m, Q = _step(m, Q, gamma / p, noise, h)
-        after = risk(m, Q)
+        after = np.asarray(risk(m, Q))
         out = np.isnan(times) & (after < level)
         times[out] = h * (step + (before - level)[out] / (before - after)[out])
         if not np.isnan(times).any():

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import warnings
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -32,6 +31,9 @@ LARGE = 7.0  # from here on Dawson's asymptotic series reaches rounding error in
 REPLICATES = 8
 NODES = 2**19  # random numbers per replicate, at most
 SOBOL_MOST = 21201  # number of dimensions of SciPy's Sobol sequence
+
+# A formula returns a float for numbers and an array for arrays.
+Values = float | np.ndarray
 
 
 def _values(
@@ -63,7 +65,8 @@ def _values(
     return result
 
 
-def _plain(result: np.ndarray) -> Any:
+def _plain(result: RealArray) -> Values:
+    """A float instead of an array without axes."""
     return float(result) if np.ndim(result) == 0 else np.asarray(result)
 
 
@@ -94,7 +97,7 @@ def _threshold(threshold: RealArray) -> np.ndarray:
     return _values("threshold", threshold, above=0, below=1)
 
 
-def _omega_M(p: RealArray, gamma: RealArray, noise: RealArray) -> Any:
+def _omega_M(p: RealArray, gamma: RealArray, noise: RealArray) -> RealArray:
     return 4 * (1 - gamma / p * (1 + 1 / p + 4 / p**2 + noise / 2))
 
 
@@ -117,7 +120,7 @@ def _learns(p: RealArray, gamma: RealArray, noise: RealArray) -> np.ndarray:
     return ~stuck
 
 
-def growth_rates(p: RealArray, gamma: RealArray, noise: RealArray) -> tuple[Any, Any]:
+def growth_rates(p: RealArray, gamma: RealArray, noise: RealArray) -> tuple[Values, Values]:
     """Growth and decay rates of the overlaps on the plateau.
 
     ::
@@ -155,7 +158,7 @@ def growth_rates(p: RealArray, gamma: RealArray, noise: RealArray) -> tuple[Any,
 
 def exit_time_annealed(
     p: RealArray, d: RealArray, gamma: RealArray, noise: RealArray, threshold: RealArray
-) -> Any:
+) -> Values:
     """Time to lose the share T of the initial excess risk, with the start replaced by its mean.
 
     ::
@@ -235,7 +238,7 @@ def exit_time_quenched(
     law: str = "paper",
     with_error: bool = False,
     seed: int = 0,
-) -> Any:
+) -> Values | tuple[Values, Values]:
     """Time to lose the share T of the initial excess risk, averaged over random starts.
 
     ::
@@ -415,7 +418,7 @@ def _starts(p: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return mu0, tau0
 
 
-def exit_time_p1(m0: RealArray, gamma: RealArray, noise: RealArray, threshold: RealArray) -> Any:
+def exit_time_p1(m0: RealArray, gamma: RealArray, noise: RealArray, threshold: RealArray) -> Values:
     """Exit time of the p = 1 ODE, without linearisation.
 
     ::
@@ -478,7 +481,7 @@ def exit_time_p1(m0: RealArray, gamma: RealArray, noise: RealArray, threshold: R
 
 def exit_time_diffusive(
     d: RealArray, gamma: RealArray, noise: RealArray, threshold: RealArray, m0: RealArray = 0.0
-) -> Any:
+) -> Values:
     """Mean exit time of the linearised p = 1 SDE from the interval (-sqrt(T), sqrt(T)).
 
     ::
@@ -571,7 +574,7 @@ def _diffusive(mu: float, variance: float, start: float, end: float) -> float:
     return total / mu
 
 
-def stochastic_shift(p: RealArray, gamma: RealArray, noise: RealArray) -> Any:
+def stochastic_shift(p: RealArray, gamma: RealArray, noise: RealArray) -> Values:
     """Shift of the mean exit time by the noise of SGD on the plateau, a negative constant.
 
     ::
@@ -617,7 +620,7 @@ def _shift(p: RealArray, gamma: RealArray, noise: RealArray, learns: np.ndarray)
     return -np.log1p(gamma / p * variance / rate) / rate
 
 
-def largest_stable_lr(p: RealArray, noise: RealArray) -> Any:
+def largest_stable_lr(p: RealArray, noise: RealArray) -> Values:
     """Largest learning rate at which a network with parallel rows stays at the teacher.
 
     ::
@@ -657,7 +660,7 @@ def _optimal(p: np.ndarray, noise: np.ndarray) -> np.ndarray:
     return p**3 / (8 + 2 * p + (2 + noise) * p**2)
 
 
-def optimal_lr(p: RealArray, noise: RealArray) -> Any:
+def optimal_lr(p: RealArray, noise: RealArray) -> Values:
     """Learning rate that minimises the steps to leave the plateau, by the annealed formula.
 
     ::
@@ -704,7 +707,7 @@ def optimal_lr(p: RealArray, noise: RealArray) -> Any:
 
 def minimal_steps(
     p: RealArray, d: RealArray, noise: RealArray, threshold: RealArray, *, admissible: bool = True
-) -> Any:
+) -> Values:
     """Smallest number of steps to leave the plateau over all learning rates (annealed formula).
 
     ::
@@ -752,7 +755,7 @@ def minimal_steps(
     )
 
 
-def overparametrization_gain(noise: RealArray, *, admissible: bool = True) -> Any:
+def overparametrization_gain(noise: RealArray, *, admissible: bool = True) -> Values:
     """Ratio of the steps of a single unit to those of an infinitely wide network, at best rates.
 
     ::

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,7 +11,9 @@ from sgdynamics.base.arrays import RealArray
 from sgdynamics.papers.escaping_mediocrity.formulas import _plain, _values
 
 
-def risk(M: RealArray, Q: RealArray, noise: RealArray = 0.0, rho: RealArray = 1.0) -> Any:
+def risk(
+    M: RealArray, Q: RealArray, noise: RealArray = 0.0, rho: RealArray = 1.0
+) -> float | np.ndarray:
     """Population risk of a squared student with a head of ones and one squared teacher.
 
     ::
