@@ -13,11 +13,12 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Parameters, State
+from sgdynamics.base.arrays import Numeric, Parameters, State
 from sgdynamics.base.controls import check_schedules, rescale_schedules, values_at
 from sgdynamics.dynamics.adapter import Criterion, SolverDynamics
 from sgdynamics.dynamics.requests import Arrays, SolveRequest
@@ -465,7 +466,7 @@ class FieldWatch(Watch):
     quadrature: Quadrature
     criterion: Criterion
 
-    def value(self, shared: Parameters, state: State) -> Any:
+    def value(self, shared: Parameters, state: State) -> Float[Numeric, ""]:
         structure, state = self.structure, from_units(shared, state)
         if self.criterion == "overlap":
             return -jnp.max(jnp.abs(jnp.sum(state["M"], axis=0)))

@@ -80,10 +80,10 @@ Power = Callable[[Any, Any], Any]
 class Rates(NamedTuple):
     """The moments of one step per unit of delta, as defined at the head of this module."""
 
-    pull: Any
-    push: Any
-    radial: Any
-    across: Any
+    pull: RealArray
+    push: RealArray
+    radial: RealArray
+    across: RealArray
 
 
 def equation_parameters(

@@ -11,10 +11,11 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Parameters, PyTree, Scalar, State
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.dynamics.adapter import Criterion, SolverDynamics, closed_form_request
 from sgdynamics.dynamics.requests import (
     Arrays,
@@ -199,9 +200,9 @@ class SpikedDynamics(SolverDynamics[SpikedStart]):
 class SpikedField(Field):
     """The mean step as a right-hand side for the integrators."""
 
-    def __call__(self, replicate: PyTree, shared: Parameters, t: Scalar, state: State) -> Any:
+    def __call__(self, replicate: PyTree, shared: Parameters, t: Scalar, state: State) -> State:
         dm, dr2 = drift(shared, state["m"], state["r2"])
-        return {"m": dm, "r2": dr2}
+        return {"m": jnp.asarray(dm), "r2": jnp.asarray(dr2)}
 
 
 @dataclass(frozen=True)
@@ -211,9 +212,9 @@ class SpikedWatch(Watch):
     order: int
     criterion: Criterion
 
-    def value(self, shared: Parameters, state: State) -> Any:
+    def value(self, shared: Parameters, state: State) -> Float[Numeric, ""]:
         if self.criterion == "overlap":
             return -jnp.abs(state["m"])
         if callable(self.criterion):
             return jnp.asarray(self.criterion(dict(state)), dtype=state["m"].dtype)
-        return spiked_risk(self.order, shared["snr"], state["m"], state["r2"])
+        return jnp.asarray(spiked_risk(self.order, shared["snr"], state["m"], state["r2"]))

@@ -13,11 +13,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics.algorithms.updates.initial_state import update_start
 from sgdynamics.algorithms.updates.update import Update, count_row_sets
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Parameters, PyTree, Scalar, State
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.controls import SCHEDULE_CHECK_POINTS, is_scheduled
 from sgdynamics.dynamics.adapter import Criterion
 from sgdynamics.dynamics.fields import OVERLAPS, FieldDynamics, FieldWatch
@@ -325,7 +326,7 @@ def all_rows(update: Update, start: Start, width: int) -> Arrays:
 @partial(jax.jit, static_argnums=0)
 def _rates(
     field: UpdateStep, replicate: PyTree, shared: Parameters, position: Scalar, state: State
-) -> Any:
+) -> State:
     return field(replicate, shared, position, state)
 
 
@@ -333,7 +334,7 @@ def _rates(
 class WeightsWatch(FieldWatch):
     """The same function of the weights among all sets of rows."""
 
-    def value(self, shared: Parameters, state: State) -> Any:
+    def value(self, shared: Parameters, state: State) -> Float[Numeric, ""]:
         if "rows_M" not in state:  # the state of a simulation
             return super().value(shared, state)
         units = shared.get("units", {})

@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Parameters, PyTree, Scalar, State
+from sgdynamics.base.arrays import Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.controls import is_scheduled, values_at
 from sgdynamics.dynamics.adapter import Criterion, SolverDynamics, closed_form_request
 from sgdynamics.dynamics.protocol import Dynamics, defines
@@ -200,7 +201,7 @@ class UserField(Field):
     problem: Dynamics
     flow: bool
 
-    def __call__(self, replicate: PyTree, shared: Parameters, t: Scalar, state: State) -> Any:
+    def __call__(self, replicate: PyTree, shared: Parameters, t: Scalar, state: State) -> State:
         lr = shared["algorithm"]["lr"]
         # With a schedule the variable of the integration is alpha, else t = lr alpha / batch.
         # Gradient flow has no alpha, and no schedules that would read it.
@@ -220,7 +221,7 @@ class UserWatch(Watch):
     problem: Dynamics
     criterion: Criterion
 
-    def value(self, shared: Parameters, state: State) -> Any:
+    def value(self, shared: Parameters, state: State) -> Float[Numeric, ""]:
         if callable(self.criterion):
             return jnp.asarray(self.criterion(dict(state)))
         return jnp.asarray(self.problem.risk({"alpha": 0.0, **shared}, dict(state)))

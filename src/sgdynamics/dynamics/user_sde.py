@@ -14,9 +14,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import IntScalar, Parameters, PyTree, RandomKeys, Scalar, State
+from sgdynamics.base.arrays import (
+    IntScalar,
+    Numeric,
+    Parameters,
+    PyTree,
+    RandomKey,
+    RandomKeys,
+    Scalar,
+    State,
+)
 from sgdynamics.base.controls import is_scheduled, values_at
 from sgdynamics.base.random import normals_and_uniforms
 from sgdynamics.dynamics.protocol import Dynamics
@@ -98,20 +108,20 @@ def _at_position(values: Parameters, position: Scalar) -> tuple[Parameters, Any]
     return current, (current["algorithm"]["lr"] / current["batch"] if is_scheduled(lr) else 1.0)
 
 
-def _drift(problem: Dynamics, parameters: Parameters, position: Scalar, state: State) -> Any:
+def _drift(problem: Dynamics, parameters: Parameters, position: Scalar, state: State) -> State:
     """d state / d position without noise."""
     values, dt = _at_position(parameters["values"], position)
     values = {**values, "dimension": parameters["drift_dimension"]}
     return jax.tree.map(lambda rate: rate * dt, problem.rate(values, dict(state)))
 
 
-def _move(state: State, rates: PyTree, length: Scalar) -> Any:
+def _move(state: State, rates: State, length: Scalar) -> State:
     return jax.tree.map(lambda value, rate: value + length * rate, dict(state), rates)
 
 
 def _drift_step(
     problem: Dynamics, parameters: Parameters, position: Scalar, state: State, length: Scalar
-) -> Any:
+) -> State:
     """One step of the ODE by the explicit midpoint rule, of second order."""
     slope = _drift(problem, parameters, position, state)
     middle = _move(state, slope, length / 2)
@@ -125,8 +135,8 @@ def _sde_step(
     position: Scalar,
     state: State,
     length: Scalar,
-    normals: Any,
-) -> Any:
+    normals: Float[Numeric, " sources"],
+) -> State:
     half = length / 2
     state = _drift_step(problem, parameters, position, state, half)
     values, dt = _at_position(parameters["values"], position + half)
@@ -159,7 +169,7 @@ def _advance(
         steps_before = index - parameters["edges"][interval]
         position = parameters["positions"][interval] + steps_before * length
 
-        def advance_run(state: State, key: Any, record: PyTree) -> tuple[Any, Any]:
+        def advance_run(state: State, key: RandomKey, record: PyTree) -> tuple[Any, Any]:
             normals, _ = normals_and_uniforms(jax.random.fold_in(key, index), sources, 0)
             state = _sde_step(problem, parameters, position, state, length, normals)
             return state, record if see is None else see(
@@ -239,8 +249,10 @@ def _fastest_rate(
 
 
 @partial(jax.jit, static_argnums=0)
-def _jacobians(problem: Dynamics, parameters: Parameters, points: Any, states: State) -> Any:
-    def jacobian(position: Scalar, state: State) -> Any:
+def _jacobians(
+    problem: Dynamics, parameters: Parameters, points: Float[Numeric, " points"], states: State
+) -> Float[Numeric, "points n n"]:
+    def jacobian(position: Scalar, state: State) -> Float[Numeric, "n n"]:
         flat, unravel = ravel_pytree(state)
         return jax.jacfwd(
             lambda vector: ravel_pytree(_drift(problem, parameters, position, unravel(vector)))[0]
