@@ -1,6 +1,7 @@
 """One-pass SGD on real samples, drawn with replacement in each step.
 
-`analysis.real_data.gap_on_data` compares these runs with the theory for Gaussian inputs of the same spectrum.
+`analysis.real_data.gap_on_data` compares these runs with the theory for Gaussian inputs of the same
+spectrum.
 """
 
 from __future__ import annotations
