@@ -8,7 +8,7 @@ Nothing is compiled: a trace knows all shapes. All sizes differ, so that no two 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -195,10 +195,16 @@ def theory_traces(sgd: Any, name: str, problem: Any, start: Any) -> Traces:
 
 def advance(simulator: Any) -> Any:
     """Advance all runs of a simulator by three steps."""
+    runs = np.arange(RUNS)
+    return simulator.advance(simulator.initial(runs), keys_of_runs(), 0, 3)
+
+
+@cache
+def keys_of_runs() -> Any:
+    """The keys of the runs; `main` computes them before any trace, as their program is compiled."""
     from sgdynamics.base.random import run_keys
 
-    runs = np.arange(RUNS)
-    return simulator.advance(simulator.initial(runs), run_keys(0, runs), 0, 3)
+    return run_keys(0, np.arange(RUNS))
 
 
 def simulation_traces(sgd: Any, problem: Any, start: Any) -> Traces:
@@ -236,13 +242,12 @@ def persistent_sgd(sgd: Any) -> Any:
 
 def condition(sgd: Any, problem: Any) -> Any:
     """Take one step on a fixed data set, with the data conditioned on what was read before."""
-    from sgdynamics.base.random import run_keys
     from sgdynamics.fixed_data import conditioning
     from sgdynamics.fixed_data.setup import InitialDraws, InitialWeights, Setup, StepParameters
 
     structure, parameters = problem.structure, problem.parameters
     sizes = problem.block_dimensions(DIMENSION).astype(float)
-    key = run_keys(0, np.arange(RUNS))[0]
+    key = keys_of_runs()[0]
     setup = Setup(structure, selects=True, thermal=True)
     langevin = sgd.Langevin(lr=0.1, samples_per_dimension=1.5, temperature=0.3)
     hyperparameters = langevin.parameters | persistent_sgd(sgd).parameters
@@ -311,6 +316,7 @@ def main() -> int:
             getattr(sgd, name)
     count, failures = 0, []
     with jax.enable_x64(True):
+        keys_of_runs()
         for name, make in problems(sgd).items():
             if PROBLEMS is not None and name not in PROBLEMS:
                 continue

@@ -20,8 +20,8 @@ def packages() -> list[str]:
 
 
 def package_of(module: str) -> str:
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
+    names = module.split(".")
+    return names[1] if len(names) > 1 else "__init__"
 
 
 def imports() -> list[tuple[Path, str, str]]:

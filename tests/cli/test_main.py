@@ -104,6 +104,7 @@ Commands:
   figures    List the figures that can be reproduced.
   info       Show versions, devices and the compilation cache.
   explore    Explore a problem with sliders in the browser.
+  forecast   Forecast the loss of a training run from measured loss curves.
 
   FILE is a problem file in TOML with the tables [problem], [algorithm] and
   [start], and a table for each command, such as [run]. See examples/*.toml.
@@ -555,7 +556,7 @@ FILES = {
 SAYS = {
     "file": "file = '{folder}/smal.toml': no such file. Did you mean 'small.toml'?",
     "command": "no command 'rnu': did you mean 'run'? choose one of run, compare, exit-time, "
-    "hessian, sweep, figure, figures, info, explore",
+    "hessian, sweep, figure, figures, info, explore, forecast",
     "option": "no option '--formt': did you mean '--format'?",
     "picture": "format = 'svg': choose one of 'png', 'pdf', 'both', 'none'",
     "result": "file = '{folder}/small.toml': this is no NetCDF file, or it is not whole",
@@ -586,8 +587,8 @@ SAYS = {
     "folder": "file = '{folder}': this is a folder. Give a problem file (.toml) or a result (.nc).",
     "runs": "run.runs = 0: give a whole number, 1 or more",
     "overlaps": "M = [['a'], [0.2]]: give numbers of shape (2, 1) (units x signals)",
-    "update": "beta and memory = (None, None): give one of them: beta, or memory=c for "
-    "1 - beta = c/D",
+    "update": "beta and memory = (None, None): Set exactly one of them: beta, or memory=c for "
+    "1 - beta = c/D.",
     "mixture": "mixture = 'xnor': did you mean 'xor'? choose one of 'binary', 'xor'",
     "random": "start: a random start needs a dimension: give one with the start (in a file, "
     "dimension = ... in [start] or [run])",

@@ -14,7 +14,7 @@ from sgdynamics.analysis import (
     exit_simulation,
     exit_times,
     expect,
-    fixed_points,
+    fixed_point_search,
     landscape,
     leap_complexity,
     links,
@@ -48,10 +48,10 @@ FIRST_CALLS = [
     ),
     *(
         (module, "choose_quadrature")
-        for module in (fields, updates, plateau_growth, fixed_points, plateaus, large_batch)
+        for module in (fields, updates, plateau_growth, fixed_point_search, plateaus, large_batch)
     ),
     *((module, "run_cases") for module in (batch, exit_times, exit_simulation)),
-    (particles, "_numbers"),
+    (particles, "_parameters"),
     (linear, "_means"),
     (expect, "estimate_expectation"),
     (sliding, "solve_infinite_snr"),

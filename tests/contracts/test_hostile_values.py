@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import time
 import warnings
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -84,6 +85,8 @@ NETWORK = {
 FIXED = {"lr": 0.1, "samples_per_dimension": 2.0, "head_rate": 1.0}
 SOLVE = {"problem": PROBLEM, "algorithm": SGD, "start": START}
 SPIKED_SOLVE = {"problem": SPIKED, "algorithm": SGD, "start": SPIKED_START}
+LOSS_CURVE = (np.arange(30.0) + 1, np.full(30, 0.1), 2 + 1 / (np.arange(30.0) + 1))
+SCHEDULE = {"peak": 0.5, "steps": 10.0, "alpha": None}
 CLOCK = {"times": [0.0, 1.0], "alpha": None, "steps": None}
 RUNS = {"dimension": 50, "runs": 2, "seed": 0, "progress": None}
 SIMULATE = {**RUNS, "method": "exact", "dtype": "float64"}
@@ -255,6 +258,28 @@ CALLS = {
         sgd.scaling.RandomFeatures(0.7, 0.3, 10).equivalent().risk,
         {"steps": [10, 30], "step": 0.1, "batch": 1, "noise": 0.0},
     ),
+    "forecast": (
+        sgd.forecast,
+        {
+            **{"curves": LOSS_CURVE, "schedule": None, "model": "annealing"},
+            **{"skip": 0.06, "level": 0.9, "warn": False},
+        },
+    ),
+    "schedules.constant": (sgd.schedules.constant, {**SCHEDULE, "warmup": 1.0}),
+    "schedules.cosine": (sgd.schedules.cosine, {**SCHEDULE, "warmup": 1.0, "final": 0.1}),
+    "schedules.wsd": (
+        sgd.schedules.wsd,
+        {**SCHEDULE, "decay": 0.2, "warmup": 1.0, "final": 0.1, "shape": "linear"},
+    ),
+    "schedules.multistep": (
+        sgd.schedules.multistep,
+        {**SCHEDULE, "milestones": [0.5, 0.8], "factor": 0.1},
+    ),
+    "schedules.piecewise": (
+        sgd.schedules.piecewise,
+        {"edges": [2.0, 5.0], "rates": [1.0, 0.5, 0.1], "steps": 10.0, "alpha": None},
+    ),
+    "schedules.from_file": (sgd.schedules.from_file, {"path": "rates.csv"}),
     "phase": (sgd.scaling.phase, {"data_exponent": 0.7, "target_exponent": 0.3}),
     "compute_optimal": (
         sgd.scaling.compute_optimal,
@@ -573,9 +598,11 @@ NOT_CALLED = {
     "scaling",
     "labels",
     "updates",
+    "schedules",
     "__version__",
     "Dynamics",
     "Expectation",
+    "Forecast",
     "Moments",
     "supported",
     "Training",
@@ -603,6 +630,7 @@ def test_hostile_values(name, tmp_path, monkeypatch):
     monkeypatch.setattr(resources, "available_bytes", lambda: 16 * 2.0**30)
     monkeypatch.chdir(tmp_path)
     sgd.save(result(), "saved.nc")
+    Path("rates.csv").write_text("step,lr\n0,0.1\n10,0.2\n")
     function, valid = CALLS[name]
     if name not in NEEDS_A_RESULT:
         # otherwise no call would reach the check of another argument

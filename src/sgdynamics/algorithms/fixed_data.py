@@ -15,7 +15,7 @@ import math
 from copy import copy
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -478,8 +478,7 @@ def validate_fixed_data(algorithm: object) -> FixedData:
             "Use sgd.GradientDescent, sgd.MultiPassSGD, sgd.PersistentSGD, sgd.Langevin or "
             "sgd.EpochSGD(...).",
         )
-    assert isinstance(algorithm, FixedData)
-    return algorithm
+    return cast(FixedData, algorithm)
 
 
 def _tabulated_step(schedule: Parameters, number: IntScalar | Scalar) -> Float[Numeric, ""]:

@@ -178,7 +178,7 @@ def multistep(
     alpha : float, optional
         Length of the run in samples per dimension, for solvers.
     factor : float, default 0.1
-        Factor of each change, 0 or more.
+        Factor of each change, from 0 to 1.
 
     Returns
     -------
@@ -201,7 +201,7 @@ def multistep(
         fix = "give increasing shares of the run between 0 and 1, as [0.5, 0.8]"
         raise checks.reject("milestones", shares.tolist(), fix)
     peak = checks.number("peak", peak, above=0.0)
-    factor = checks.number("factor", factor, 0.0)
+    factor = _share("factor", factor)
     clock, length = _length(steps, alpha)
     rates = peak * factor ** np.arange(len(shares) + 1)
     return _pieces(shares * length, rates, length, clock)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jax import Array
+from typing import TYPE_CHECKING
 
 from sgdynamics.base.registry import Question
 from sgdynamics.base.support import (
@@ -16,6 +16,9 @@ from sgdynamics.base.support import (
     discontinuous_drift,
 )
 from sgdynamics.solvers.registry import ON_DATA
+
+if TYPE_CHECKING:
+    from jax import Array
 
 _EPOCHS = (
     "repeated passes over a data set are compared with fresh samples here. Use sgd.EpochSGD(...)."

@@ -160,6 +160,7 @@ def _is_smooth(jaxpr: Jaxpr, tainted: set[int]) -> bool:
     return True
 
 
+@runtime_checkable
 class Primitive(Protocol):
     """An elementary operation of JAX, as in `jax.extend.core.Primitive`."""
 

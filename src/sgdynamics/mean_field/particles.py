@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import diffrax
 import jax
@@ -115,9 +115,8 @@ def _velocity(
         parameters = values_at(parameters, jnp.interp(t, clock["t"], clock["alpha"]))
     T, q, a, decay = state["T"], state["q"], state["a"], parameters["decay"]
     if choice.basis is None:
-        assert isinstance(choice.loss, CommitteeLoss)
         push, stretch, U, _ = series.pair_forces(
-            choice.loss, parameters["problem"], parameters, state
+            cast(CommitteeLoss, choice.loss), parameters["problem"], parameters, state
         )
     else:
         push, stretch, U = series.forces(choice.basis, parameters, state, trained=choice.trained)
@@ -262,8 +261,8 @@ def _risks(
 
     def excess_and_error(state: State) -> tuple[Float[Numeric, ""], Float[Numeric, ""]]:
         if choice.basis is None:
-            assert isinstance(choice.loss, CommitteeLoss)
-            forces = series.pair_forces(choice.loss, parameters["problem"], parameters, state)
+            loss = cast(CommitteeLoss, choice.loss)
+            forces = series.pair_forces(loss, parameters["problem"], parameters, state)
             return forces[3], jnp.asarray(0.0)
         F = series.output(choice.basis, parameters, state)
         y = parameters["labels"]

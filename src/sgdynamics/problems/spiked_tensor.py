@@ -63,8 +63,11 @@ class SpikedTensor:
     snr: float = 1.2
     ridge: float = 0.0
     kind: ClassVar[str] = "SpikedTensor"
-    # The kinds of this problem in the table of supported combinations.
-    kinds: ClassVar[tuple[str, ...]] = ("spiked tensor",)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of this problem in the table of supported combinations."""
+        return ("spiked tensor",)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "order", checks.integer("order", self.order, 2, MOST_ORDER))

@@ -171,7 +171,7 @@ def _from_arrays(source: object) -> pd.DataFrame:
     fix = "give a CSV file, a table, or the arrays (steps, rates, losses)"
     try:
         columns = np.asarray(source, dtype=float)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise checks.reject("curves", source, fix) from None
     if columns.ndim == 2 and columns.shape[0] not in (2, 3) and columns.shape[1] in (2, 3):
         columns = columns.T

@@ -9,7 +9,7 @@ are bound eagerly by JAX. Both ways give the same bits (`tests/simulation/gpu`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ import numpy as np
 from sgdynamics.base.arrays import ArrayArgument
 
 
+@runtime_checkable
 class Primitive(Protocol):
     """An operation of JAX; `jax.extend.core.Primitive` in practice."""
 
