@@ -1,4 +1,7 @@
-"""PyTorch's optimisers in the library's units: their published steps, in NumPy and with their own numbers, against direct runs."""
+"""`sgd.from_torch`: the library's direct steps against the published steps of PyTorch's optimisers.
+
+The published steps are written in NumPy, with PyTorch's own hyperparameters.
+"""
 
 from __future__ import annotations
 
@@ -40,16 +43,28 @@ GROUPS = {
 
 
 def optimiser(name, lr=0.02, **changes):
-    """Something with the name and the numbers of PyTorch's."""
-    kind = type(name.split(",")[0], (SimpleNamespace,), {})
-    return kind(param_groups=[{"params": [], "lr": lr, **GROUPS[name], **changes}])
+    """A stand-in with the class name and the hyperparameters of PyTorch's optimiser."""
+    group = {"params": [], "lr": lr, **GROUPS[name], **changes}
+    return instance_of_class(name.split(",")[0], param_groups=[group])
 
 
-def steps_of(name, group, W, gradients):
-    """W after steps as PyTorch documents them, from gradient functions of W."""
+def instance_of_class(class_name, **attributes):
+    """An object whose class has this name, from which the library recognises an optimiser."""
+    return type(class_name, (SimpleNamespace,), {})(**attributes)
+
+
+def weights_after_torch_steps(name, group, W, gradients):
+    """W after the steps that PyTorch documents, one for each of the functions W -> gradient.
+
+    SGD and Adam (Kingma and Ba 2015, Algorithm 1) keep a velocity, the adaptive optimisers the sums
+    or averages of G^2 in each coordinate, and Muon orthogonalises its velocity by five
+    Newton-Schulz iterations. AdamW and Muon decay W separately from the gradient; the others add
+    decay W to it.
+    """
     lr, decay = group["lr"], group.get("weight_decay", 0.0)
     kind = name.split(",")[0]
-    buffer, squares = np.zeros_like(W), np.full_like(W, group.get("initial_accumulator_value", 0.0))
+    velocity = np.zeros_like(W)
+    squares = np.full_like(W, group.get("initial_accumulator_value", 0.0))
     for number, gradient in enumerate(gradients, 1):
         G = gradient(W)
         if kind in ("AdamW", "Muon"):
@@ -58,12 +73,15 @@ def steps_of(name, group, W, gradients):
             G = G + decay * W
         if kind == "SGD":
             mu = group["momentum"]
-            buffer = mu * buffer + G
-            W = W - lr * (G + mu * buffer if group.get("nesterov") else buffer)
+            velocity = mu * velocity + G
+            W = W - lr * (G + mu * velocity if group.get("nesterov") else velocity)
         elif kind in ("Adam", "AdamW"):
-            (one, two), eps = group["betas"], group["eps"]
-            buffer, squares = one * buffer + (1 - one) * G, two * squares + (1 - two) * G**2
-            W = W - lr * buffer / (1 - one**number) / (np.sqrt(squares / (1 - two**number)) + eps)
+            (beta1, beta2), eps = group["betas"], group["eps"]
+            velocity = beta1 * velocity + (1 - beta1) * G
+            squares = beta2 * squares + (1 - beta2) * G**2
+            # Both averages start at 0, which the factors 1/(1 - beta^number) correct.
+            root = np.sqrt(squares / (1 - beta2**number))
+            W = W - lr * velocity / (1 - beta1**number) / (root + eps)
         elif kind == "RMSprop":
             squares = group["alpha"] * squares + (1 - group["alpha"]) * G**2
             W = W - lr * G / (np.sqrt(squares) + group["eps"])
@@ -71,8 +89,9 @@ def steps_of(name, group, W, gradients):
             squares = squares + G**2
             W = W - lr * G / (np.sqrt(squares) + group["eps"])
         elif kind == "Muon":
-            buffer = group["momentum"] * buffer + (1 - group["momentum"]) * G
-            X = buffer / np.linalg.norm(buffer)
+            velocity = group["momentum"] * velocity + (1 - group["momentum"]) * G
+            # A quintic polynomial moves all singular values of the velocity close to 1.
+            X = velocity / np.linalg.norm(velocity)
             for _ in range(5):
                 A = X @ X.T
                 X = 3.4445 * X + (-4.7750 * A + 2.0315 * A @ A) @ X
@@ -81,80 +100,86 @@ def steps_of(name, group, W, gradients):
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_the_same_steps(name):
-    """Whole paths to 1e-11: decay beside Muon's and AdamW's step acts on W before it, which is of second order in lr."""
+def test_the_library_takes_the_steps_of_pytorch(name):
+    """Rows after several direct steps on the same data agree to 1e-11.
+
+    For AdamW and Muon, whose decay is separate from the step, the tolerance allows for a difference
+    of second order in lr: a small share of the displacement times lr decay STEPS.
+    """
     problem = sgd.TeacherStudent(width=2, activation="square")
     generator = np.random.default_rng(2)
     x, W = generator.standard_normal((STEPS, 3, D)), generator.standard_normal((2, D)) / np.sqrt(D)
-    made = optimiser(name)
-    algorithm = sgd.from_torch(made, dimension=D, batch=3)
+    torch_optimiser = optimiser(name)
+    algorithm = sgd.from_torch(torch_optimiser, dimension=D, batch=3)
 
     def gradient(x, W):
+        # The loss is (f - y)^2/2 with f = mean_i (w_i.x)^2 over two units, and y = x_1^2.
         fields = x @ W.T
         error = np.mean(fields**2, axis=1) - x[:, 0] ** 2
         return (error[:, None] * fields).T @ x / len(x)
 
-    begin = update_start(algorithm.update, sgd.start(problem, M=W[:, :1], Q=W @ W.T))
+    initial = update_start(algorithm.update, sgd.start(problem, M=W[:, :1], Q=W @ W.T))
     sets = count_row_sets(algorithm.law)
+    # The averages of squares start equal in all coordinates of a row.
     squares = tuple(
-        np.broadcast_to(one[0][:, None], (2, D)) for one in begin.squares.swapaxes(0, 1)
+        np.broadcast_to(average[0][:, None], (2, D)) for average in initial.squares.swapaxes(0, 1)
     )
+    # The weights are the first set of rows; the other sets (velocities) start at 0.
     state = Rows(
         np.pad(W, ((0, (sets - 1) * 2), (0, 0))),
         np.ones(2 * sets),
-        tuple(begin.scalars[0]),
+        tuple(initial.scalars[0]),
         squares,
     )
-    place = place_signals(problem, np.array([D]))
+    embedding = place_signals(problem, np.array([D]))
 
     @jax.jit
     def run(state):
         for number in range(STEPS):
-            numbers = (problem.parameters, algorithm.parameters)
             state = direct_step(
                 problem.structure,
-                numbers,
+                (problem.parameters, algorithm.parameters),
                 algorithm.lr / D,
                 state,
                 x[number],
                 jnp.zeros(3),
-                place,
+                embedding,
                 algorithm.law,
                 number,
             )
         return state.rows[:2]
 
     with jax.enable_x64(True):
-        found = np.asarray(run(jax.tree.map(jnp.asarray, state)))
-    meant = steps_of(name, made.param_groups[0], W, [partial(gradient, one) for one in x])
-    moved = np.abs(meant - W).max()
-    second_order = name in ("AdamW", "Muon")
-    np.testing.assert_allclose(
-        found, meant, atol=1e-11 if not second_order else 1e-12 + 0.02 * moved * 0.02 * 0.3 * STEPS
+        rows = np.asarray(run(jax.tree.map(jnp.asarray, state)))
+    expected = weights_after_torch_steps(
+        name, torch_optimiser.param_groups[0], W, [partial(gradient, inputs) for inputs in x]
     )
+    displacement = np.abs(expected - W).max()
+    is_decoupled = name in ("AdamW", "Muon")
+    tolerance = 1e-12 + 0.02 * displacement * 0.02 * 0.3 * STEPS if is_decoupled else 1e-11
+    np.testing.assert_allclose(rows, expected, atol=tolerance)
 
 
-def test_a_head_of_its_own():
-    two = SimpleNamespace(
-        param_groups=[{"lr": 0.01, "momentum": 0.0}, {"lr": 0.03, "momentum": 0.0}]
-    )
-    made = type("SGD", (SimpleNamespace,), {})(**vars(two))
-    assert sgd.from_torch(made, dimension=100) == sgd.OnePassSGD(lr=1.0, head_rate=3.0)
+def test_a_second_parameter_group_is_the_head():
+    groups = [{"lr": 0.01, "momentum": 0.0}, {"lr": 0.03, "momentum": 0.0}]
+    torch_optimiser = instance_of_class("SGD", param_groups=groups)
+    expected = sgd.OnePassSGD(lr=1.0, head_rate=3.0)
+    assert sgd.from_torch(torch_optimiser, dimension=100) == expected
 
 
-def test_what_is_not_known_is_refused():
-    for made, says in (
+def test_unsupported_options_and_optimisers_raise():
+    for torch_optimiser, message in (
         (optimiser("Adam", amsgrad=True), "amsgrad"),
         (optimiser("SGD", maximize=True), "maximize"),
         (optimiser("RMSprop", momentum=0.9), "momentum"),
         (optimiser("Muon", nesterov=True), "nesterov"),
         (optimiser("Adagrad", initial_accumulator_value=0.0), "initial_accumulator_value"),
-        (type("LBFGS", (SimpleNamespace,), {})(param_groups=[{"lr": 1.0}]), "torch.optim.SGD"),
+        (instance_of_class("LBFGS", param_groups=[{"lr": 1.0}]), "torch.optim.SGD"),
         (3, "not a PyTorch optimiser"),
         (SimpleNamespace, "not a PyTorch optimiser"),
     ):
-        with pytest.raises(ValueError, match=says):
-            sgd.from_torch(made, dimension=100)
-    fake = type("Adam", (), {"__module__": "torch.optim.adam"})()
+        with pytest.raises(ValueError, match=message):
+            sgd.from_torch(torch_optimiser, dimension=100)
+    class_of_torch = type("Adam", (), {"__module__": "torch.optim.adam"})
     with pytest.raises(ValueError, match=r"update = .*from_torch"):
-        sgd.OnePassSGD(update=fake)
+        sgd.OnePassSGD(update=class_of_torch())

@@ -1,9 +1,12 @@
-"""PyTorch trainings in the library's units, against the steps of the training itself."""
+"""`sgd.from_training`: the library's steps against the steps of a PyTorch training.
+
+The training is a two-layer network f(x) = s_out sum_i a_i tanh(s_in w_i.x) with the squared error.
+Its steps are written in NumPy, and PyTorch takes them too where it is installed.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -23,23 +26,46 @@ from tests.conftest import Z, same_law
 D, P, BATCH, STEPS = 12, 3, 4, 5
 GENERATOR = np.random.default_rng(3)
 WEIGHTS, HEAD = GENERATOR.standard_normal((P, D)) / D**0.5, GENERATOR.standard_normal(P)
-TEACHER, TEACHER_HEAD = np.eye(2, D), np.array([0.7, -0.4])  # along the axes, as in direct_step
+# The teacher's rows are the first axes, as `place_signals` has them.
+TEACHER, TEACHER_HEAD = np.eye(2, D), np.array([0.7, -0.4])
 INPUTS = GENERATOR.standard_normal((STEPS, BATCH, D))
 LABELS = np.tanh(INPUTS @ TEACHER.T) @ TEACHER_HEAD
 
 
 @dataclass(frozen=True)
 class Case:
-    """A training in PyTorch's units."""
+    """A training in PyTorch's units.
 
-    options: dict  # of the optimiser
+    Attributes
+    ----------
+    options : dict
+        Options of the optimiser.
+    name : str
+        Class name of the optimiser.
+    head_options : dict, optional
+        Options of the head that differ; the head is then a parameter group of its own.
+    frozen : bool
+        Whether the head is fixed.
+    loss : str
+        "mean" or "sum" of (f - y)^2 over the batch, or "half" for the mean of (f - y)^2/2.
+    input_scale, output_scale : float
+        Factors s_in of the preactivations and s_out of the output.
+    buffers : dict
+        Momentum buffers "rows" and "head" at the start; zero by default.
+    """
+
+    options: dict
     name: str = "SGD"
-    head_options: dict | None = None  # of a parameter group of the head
+    head_options: dict | None = None
     frozen: bool = False
-    loss: str = "mean"  # of (f - y)^2, or "sum", or "half" for the mean of (f - y)^2/2
+    loss: str = "mean"
     input_scale: float = 1.0
     output_scale: float = 1.0
     buffers: dict = field(default_factory=dict)
+
+    @property
+    def is_scaled(self):
+        return (self.input_scale, self.output_scale) != (1.0, 1.0)
 
 
 CASES = {
@@ -66,31 +92,26 @@ CASES = {
 
 
 def stand_ins(case):
-    """Network, loss and optimiser in NumPy."""
+    """Network, loss and optimiser as stand-ins in NumPy."""
     first, second = nn.Linear(WEIGHTS), nn.Linear(HEAD[None])
     second.weight.requires_grad = not case.frozen
-    scaled = (case.input_scale, case.output_scale) != (1.0, 1.0)
-    network = (
-        nn.Scaled(first, second, case.input_scale, case.output_scale)
-        if scaled
-        else nn.Sequential(first, nn.Tanh(), second)
-    )
+    if case.is_scaled:
+        network = nn.ScaledNetwork(first, second, case.input_scale, case.output_scale)
+    else:
+        network = nn.Sequential(first, nn.Tanh(), second)
     loss = "half_mse" if case.loss == "half" else nn.MSELoss(case.loss)
     if case.head_options is None:
-        return (
-            network,
-            loss,
-            nn.optimiser(case.name, {"params": [first.weight, second.weight], **case.options}),
-        )
-    groups = [
-        {"params": [first.weight], **case.options},
-        {"params": [second.weight], **case.options, **case.head_options},
-    ]
+        groups = [{"params": [first.weight, second.weight], **case.options}]
+    else:
+        groups = [
+            {"params": [first.weight], **case.options},
+            {"params": [second.weight], **case.options, **case.head_options},
+        ]
     return network, loss, nn.optimiser(case.name, *groups)
 
 
-def converted(case, network, loss, optimiser):
-    scaled = (case.input_scale, case.output_scale) != (1.0, 1.0)
+def convert(case, network, loss, optimiser):
+    """The training of a case in the library's units."""
     return sgd.from_training(
         network,
         loss,
@@ -98,39 +119,46 @@ def converted(case, network, loss, optimiser):
         teacher=TEACHER / case.input_scale,
         teacher_head=TEACHER_HEAD,
         batch=BATCH,
-        activation="tanh" if scaled else None,
+        activation="tanh" if case.is_scaled else None,
         input_scale=case.input_scale,
     )
 
 
-def library_steps(training, velocity=None):
-    """Rows and head after the library's direct steps on INPUTS."""
+def library_steps(training, weights=WEIGHTS, velocity=None):
+    """Rows and head after the library's direct steps on INPUTS.
+
+    A start contains the overlaps of the rows only. The rows in d dimensions are therefore an
+    argument, in the library's units, and their overlaps must be those of the start.
+    """
     problem, algorithm, start = training
+    np.testing.assert_allclose(start.Q[0], weights @ weights.T, rtol=1e-12)
+    np.testing.assert_allclose(start.M[0], weights @ TEACHER.T, rtol=1e-12)
     law, sets = algorithm.law, count_row_sets(algorithm.law)
-    begin = update_start(algorithm.update, start)
+    initial = update_start(algorithm.update, start)
+    # The averages of squares start equal in all coordinates of a row.
     squares = tuple(
-        np.broadcast_to(one[0][:, None], (P, D)) for one in begin.squares.swapaxes(0, 1)
+        np.broadcast_to(average[0][:, None], (P, D)) for average in initial.squares.swapaxes(0, 1)
     )
+    # The weights are the first set of rows, and a velocity is the second.
     rows = np.zeros((sets * P, D))
-    rows[:P] = training_rows(start)
+    rows[:P] = weights
     if velocity is not None:
         rows[P : 2 * P] = velocity
     heads = np.zeros(sets * P)
-    heads[: begin.a.shape[1]] = begin.a[0]
-    state = Rows(rows, heads, tuple(begin.scalars[0]), squares)
-    place = place_signals(problem, np.array([D]))
-    numbers = (problem.parameters, algorithm.parameters)
+    heads[: initial.a.shape[1]] = initial.a[0]
+    state = Rows(rows, heads, tuple(initial.scalars[0]), squares)
+    embedding = place_signals(problem, np.array([D]))
 
     @jax.jit
     def step(state, x, number):
         return direct_step(
             problem.structure,
-            numbers,
+            (problem.parameters, algorithm.parameters),
             algorithm.lr / D,
             state,
             x,
             jnp.zeros(BATCH),
-            place,
+            embedding,
             law,
             number,
         )
@@ -142,39 +170,31 @@ def library_steps(training, velocity=None):
         return np.asarray(state.rows[:P]), np.asarray(state.head[:P])
 
 
-def training_rows(start):
-    """Rows in d dimensions: those of the start, whose overlaps are compared with them first."""
-    np.testing.assert_allclose(start.Q[0], ROWS.value @ ROWS.value.T, rtol=1e-12)
-    np.testing.assert_allclose(start.M[0], ROWS.value @ TEACHER.T, rtol=1e-12)
-    return ROWS.value
-
-
-ROWS = SimpleNamespace(value=WEIGHTS)  # the library's rows of the case that is tested
-
-
 def numpy_steps(case):
-    """Rows and head of the network after the steps that PyTorch documents, on the same data."""
-    values = {"rows": WEIGHTS.copy(), "head": HEAD.copy()}
-    options = {
-        "rows": case.options,
-        "head": case.options
-        if case.head_options is None
-        else {**case.options, **case.head_options},
-    }
-    first = case.options.get("initial_accumulator_value", 0.0)
-    buffers = {name: np.zeros_like(value) for name, value in values.items()} | case.buffers
-    squares = {name: np.full_like(value, first) for name, value in values.items()}
+    """Rows and head of the network after the steps that PyTorch documents, on the same data.
+
+    With the factor c of the loss (2/batch, 2, or 1/batch), the gradients of a batch are
+
+        e = c (f - y),   dL/dw_i = s_in s_out a_i sum e (1 - u_i^2) x,   dL/da_i = s_out sum e u_i,
+
+    where u_i = tanh(s_in w_i.x) and the sums are over the batch.
+    """
+    weights = {"rows": WEIGHTS.copy(), "head": HEAD.copy()}
+    options = {"rows": case.options, "head": {**case.options, **(case.head_options or {})}}
+    initial_square = case.options.get("initial_accumulator_value", 0.0)
+    buffers = {name: np.zeros_like(array) for name, array in weights.items()} | case.buffers
+    squares = {name: np.full_like(array, initial_square) for name, array in weights.items()}
     factor = {"mean": 2 / BATCH, "sum": 2.0, "half": 1 / BATCH}[case.loss]
     for number, (x, y) in enumerate(zip(INPUTS, LABELS, strict=True), 1):
-        units = np.tanh(case.input_scale * x @ values["rows"].T)
-        error = factor * (case.output_scale * units @ values["head"] - y)
-        slopes = case.output_scale * case.input_scale * (1 - units**2) * values["head"]
+        units = np.tanh(case.input_scale * x @ weights["rows"].T)
+        error = factor * (case.output_scale * units @ weights["head"] - y)
+        slopes = case.output_scale * case.input_scale * (1 - units**2) * weights["head"]
         gradients = {
             "rows": (error[:, None] * slopes).T @ x,
             "head": case.output_scale * error @ units,
         }
         for name in ("rows",) if case.frozen else ("rows", "head"):
-            group, G, W = options[name], gradients[name], values[name]
+            group, G, W = options[name], gradients[name], weights[name]
             lr, decay = group["lr"], group.get("weight_decay", 0.0)
             if case.name == "AdamW":
                 W = W * (1 - lr * decay)
@@ -185,21 +205,28 @@ def numpy_steps(case):
                 buffers[name] = mu * buffers[name] + G
                 step = G + mu * buffers[name] if group.get("nesterov") else buffers[name]
             elif case.name in ("Adam", "AdamW"):
-                (one, two), eps = group["betas"], group["eps"]
-                buffers[name] = one * buffers[name] + (1 - one) * G
-                squares[name] = two * squares[name] + (1 - two) * G**2
-                root = np.sqrt(squares[name] / (1 - two**number))
-                step = buffers[name] / (1 - one**number) / (root + eps)
-            else:
-                kept = group.get("alpha", 1.0)
-                squares[name] = kept * squares[name] + (1 - kept if kept < 1 else 1.0) * G**2
+                (beta1, beta2), eps = group["betas"], group["eps"]
+                buffers[name] = beta1 * buffers[name] + (1 - beta1) * G
+                squares[name] = beta2 * squares[name] + (1 - beta2) * G**2
+                # Both averages start at 0, which the factors 1/(1 - beta^number) correct.
+                root = np.sqrt(squares[name] / (1 - beta2**number))
+                step = buffers[name] / (1 - beta1**number) / (root + eps)
+            elif case.name == "RMSprop":
+                alpha = group["alpha"]
+                squares[name] = alpha * squares[name] + (1 - alpha) * G**2
                 step = G / (np.sqrt(squares[name]) + group["eps"])
-            values[name] = W - lr * step
-    return values["rows"], values["head"]
+            else:  # Adagrad
+                squares[name] = squares[name] + G**2
+                step = G / (np.sqrt(squares[name]) + group["eps"])
+            weights[name] = W - lr * step
+    return weights["rows"], weights["head"]
 
 
 def torch_training(case, torch):
-    """Network, loss and optimiser of PyTorch itself, and a function that trains them on the same data."""
+    """Network, loss and optimiser of PyTorch, and a function that trains the network on INPUTS.
+
+    The function returns the rows and the head after the training.
+    """
     first = torch.nn.Linear(D, P, bias=False, dtype=torch.float64)
     second = torch.nn.Linear(P, 1, bias=False, dtype=torch.float64)
     with torch.no_grad():
@@ -207,7 +234,7 @@ def torch_training(case, torch):
         second.weight.copy_(torch.tensor(HEAD[None]))
     second.weight.requires_grad_(not case.frozen)
 
-    class Scaled(torch.nn.Module):
+    class ScaledNetwork(torch.nn.Module):
         def __init__(self):
             super().__init__()
             self.first, self.second = first, second
@@ -215,16 +242,20 @@ def torch_training(case, torch):
         def forward(self, x):
             return case.output_scale * self.second(torch.tanh(case.input_scale * self.first(x)))
 
-    scaled = (case.input_scale, case.output_scale) != (1.0, 1.0)
-    network = Scaled() if scaled else torch.nn.Sequential(first, torch.nn.Tanh(), second)
+    if case.is_scaled:
+        network = ScaledNetwork()
+    else:
+        network = torch.nn.Sequential(first, torch.nn.Tanh(), second)
     losses = {"mean": torch.nn.MSELoss(), "sum": torch.nn.MSELoss(reduction="sum")}
     loss = losses.get(case.loss, lambda output, target: ((output - target) ** 2).mean() / 2)
-    options = {key: value for key, value in case.options.items() if key != "nesterov" or value}
-    make = getattr(torch.optim, case.name)
+    options = dict(case.options)
+    if not options.get("nesterov"):
+        options.pop("nesterov", None)
+    make_optimiser = getattr(torch.optim, case.name)
     if case.head_options is None:
-        optimiser = make(network.parameters(), **options)
+        optimiser = make_optimiser(network.parameters(), **options)
     else:
-        optimiser = make(
+        optimiser = make_optimiser(
             [{"params": [first.weight]}, {"params": [second.weight], **case.head_options}],
             **options,
         )
@@ -240,30 +271,37 @@ def torch_training(case, torch):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_library_takes_the_steps_of_the_training(name, monkeypatch):
-    """Rows and head after five steps on the same data, to 1e-10, also against PyTorch where it is installed."""
+def test_the_library_takes_the_steps_of_the_training(name):
+    """Rows and head after five steps on the same data agree to 1e-10.
+
+    The reference is NumPy, and also PyTorch where it is installed.
+    """
     case = CASES[name]
-    training = converted(case, *stand_ins(case))
-    monkeypatch.setattr(ROWS, "value", case.input_scale * WEIGHTS)
-    rows, head = library_steps(training)
-    scales = {"rows": case.input_scale, "head": P * case.output_scale}
-    expected = numpy_steps(case)
-    np.testing.assert_allclose(rows / scales["rows"], expected[0], atol=1e-10)
-    np.testing.assert_allclose(head / scales["head"], expected[1], atol=1e-10)
-    assert np.abs(expected[0] - WEIGHTS).max() > 1e-3
+    training = convert(case, *stand_ins(case))
+    # The library's rows contain s_in. Its output is a mean over units, so its head is P s_out a.
+    rows_scale, head_scale = case.input_scale, P * case.output_scale
+    rows, head = library_steps(training, case.input_scale * WEIGHTS)
+    expected_rows, expected_head = numpy_steps(case)
+    np.testing.assert_allclose(rows / rows_scale, expected_rows, atol=1e-10)
+    np.testing.assert_allclose(head / head_scale, expected_head, atol=1e-10)
+    assert np.abs(expected_rows - WEIGHTS).max() > 1e-3
     try:
         import torch
     except ImportError:
         return
     network, loss, optimiser, train = torch_training(case, torch)
-    assert converted(case, network, loss, optimiser).algorithm == training.algorithm
-    trained = train()
-    np.testing.assert_allclose(rows / scales["rows"], trained[0], atol=1e-10)
-    np.testing.assert_allclose(head / scales["head"], trained[1], atol=1e-10)
+    assert convert(case, network, loss, optimiser).algorithm == training.algorithm
+    torch_rows, torch_head = train()
+    np.testing.assert_allclose(rows / rows_scale, torch_rows, atol=1e-10)
+    np.testing.assert_allclose(head / head_scale, torch_head, atol=1e-10)
 
 
-def test_velocities_are_part_of_the_start(monkeypatch):
-    """Momentum in the middle of a training: the same steps, and the overlaps of the velocity."""
+def test_velocities_are_part_of_the_start():
+    """A training with momentum is converted after its velocities have grown.
+
+    The start contains the overlaps of the velocity, and the steps agree. Averages of Adam are not
+    part of the start, which a warning reports.
+    """
     buffers = {"rows": GENERATOR.standard_normal((P, D)), "head": GENERATOR.standard_normal(P)}
     options = {
         "lr": 0.02,
@@ -276,31 +314,37 @@ def test_velocities_are_part_of_the_start(monkeypatch):
     network, loss, optimiser = stand_ins(case)
     for parameter, buffer in zip(network.parameters(), buffers.values(), strict=True):
         optimiser.state[parameter] = {"momentum_buffer": buffer}
-    training = converted(case, network, loss, optimiser)
-    velocity = buffers["rows"] * 0.2 / 2  # an average in place of a sum, of gradients half as large
-    beside = training.start.beside
-    np.testing.assert_allclose(beside.Q[0, 0, P:, P:], velocity @ velocity.T)
-    np.testing.assert_allclose(beside.M[0, 0, P:], velocity @ TEACHER.T)
-    rows, head = library_steps(training, velocity)
-    expected = numpy_steps(case)
-    np.testing.assert_allclose(rows, expected[0], atol=1e-10)
-    np.testing.assert_allclose(head / P, expected[1], atol=1e-10)
-    frozen = Case(CASES["Adam"].options, "Adam", frozen=True)
-    network, loss, optimiser = stand_ins(frozen)
+    training = convert(case, network, loss, optimiser)
+    # PyTorch's velocity is a sum of gradients and the library's is an average: a factor 1 - 0.8.
+    # Gradients of the library's loss (f - y)^2/2 are half as large.
+    velocity = buffers["rows"] * 0.2 / 2
+    auxiliary = training.start.beside
+    np.testing.assert_allclose(auxiliary.Q[0, 0, P:, P:], velocity @ velocity.T)
+    np.testing.assert_allclose(auxiliary.M[0, 0, P:], velocity @ TEACHER.T)
+    rows, head = library_steps(training, velocity=velocity)
+    expected_rows, expected_head = numpy_steps(case)
+    np.testing.assert_allclose(rows, expected_rows, atol=1e-10)
+    np.testing.assert_allclose(head / P, expected_head, atol=1e-10)
+    adam_case = Case(CASES["Adam"].options, "Adam", frozen=True)
+    network, loss, optimiser = stand_ins(adam_case)
     optimiser.state[network.parameters()[0]] = {"exp_avg": buffers["rows"]}
     with pytest.warns(UserWarning, match="Adam: its averages"):
-        converted(frozen, network, loss, optimiser)
+        convert(adam_case, network, loss, optimiser)
 
 
 def mlp(d=200, p=4, bias=None):
-    """The ordinary network of the documentation."""
+    """The ReLU network of the documentation: d inputs, p units, and a head without bias."""
     generator = np.random.default_rng(0)
     first = nn.Linear(generator.standard_normal((p, d)) / d**0.5, bias)
     return nn.Sequential(first, nn.ReLU(), nn.Linear(generator.standard_normal((1, p))))
 
 
 def test_an_ordinary_network():
-    """MSELoss and a sum over units: lr = 2 eta d, head_rate = p^2, teacher_head = k a*, a = p a'."""
+    """MSELoss and an output that is a sum over units add factors to the library's parameters.
+
+    With eta, a' and a* the learning rate and the heads of PyTorch's student and teacher (p and k
+    units): lr = 2 eta d, head_rate = p^2, a = p a', teacher_head = k a*.
+    """
     network, teacher = mlp(), mlp(p=2)
     optimiser = nn.optimiser("SGD", {"params": network.parameters(), "lr": 0.02})
     training = sgd.from_training(
@@ -340,7 +384,7 @@ def test_covariance_blocks_and_one_unit():
     )
 
 
-def test_frozen_biases_that_all_units_share_are_part_of_the_activation():
+def test_equal_frozen_biases_become_part_of_the_activation():
     network = mlp(bias=np.full(4, 0.3))
     network.parameters()[1].requires_grad = False
     optimiser = nn.optimiser("SGD", {"params": network.parameters(), "lr": 0.02})
@@ -351,8 +395,12 @@ def test_frozen_biases_that_all_units_share_are_part_of_the_activation():
     assert float(problem.activation(0.5)) == pytest.approx(0.8)
 
 
-def changed(change=None, groups=None, name="SGD", options=None, **arguments):
-    """A conversion of the ordinary network with something changed."""
+def conversion_with(change=None, groups=None, name="SGD", options=None, **arguments):
+    """A function that converts the ordinary network after one change.
+
+    The change is in the network (`change`), in the parameter groups, class or options of the
+    optimiser, or in the arguments of `sgd.from_training`.
+    """
     network = mlp(bias=np.full(4, 0.3) if change == "trained bias" else None)
     first, activation, second = network.children()
     if change == "frozen biases":
@@ -367,13 +415,13 @@ def changed(change=None, groups=None, name="SGD", options=None, **arguments):
         first.weight.requires_grad = False
     group = {"params": network.parameters(), "lr": 0.02, **(options or {})}
     optimiser = nn.optimiser(name, *(groups(network) if groups else [group]))
-    given = {
+    defaults = {
         "network": network,
         "loss": nn.MSELoss(),
         "optimiser": optimiser,
         "teacher": np.eye(1, 200),
-    } | arguments
-    return lambda: sgd.from_training(**given)
+    }
+    return lambda: sgd.from_training(**(defaults | arguments))
 
 
 def different_momenta(network):
@@ -385,43 +433,49 @@ def different_momenta(network):
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("convert_network", "message"),
     [
         (
-            changed("trained bias"),
+            conversion_with("trained bias"),
             r"network\.0\.bias = .*trained biases.*bias=False.*requires_grad=False",
         ),
-        (changed("frozen biases"), r"network\.0\.bias = .*equal in all units"),
-        (changed("dropout"), r"ReLU, Dropout.*not a known activation"),
-        (changed("dropout", activation="tanh"), r"not proportional to second\(tanh"),
-        (changed("three layers"), r"Linear\(200, 4\) and Linear\(4, 4\) and Linear\(4, 1\)"),
-        (changed("parameter"), r"parameter '\.scale'|parameter 'scale'"),
-        (changed("frozen first layer"), r"does not train the first layer"),
-        (changed(network=3), r"network = 3: not a PyTorch module"),
-        (changed(loss="mae"), r"loss = 'mae'.*'half_mse'"),
-        (changed(loss=nn.MSELoss), r"not a loss function"),
-        (changed(loss=lambda f, y: np.abs(f - y).mean()), r"not proportional to the squared error"),
-        (changed(optimiser=3), r"not a PyTorch optimiser"),
-        (changed(options={"maximize": True}), r"maximize=True"),
+        (conversion_with("frozen biases"), r"network\.0\.bias = .*equal in all units"),
+        (conversion_with("dropout"), r"ReLU, Dropout.*not a known activation"),
+        (conversion_with("dropout", activation="tanh"), r"not proportional to second\(tanh"),
         (
-            changed(name="Adam", options=ADAM),
+            conversion_with("three layers"),
+            r"Linear\(200, 4\) and Linear\(4, 4\) and Linear\(4, 1\)",
+        ),
+        (conversion_with("parameter"), r"parameter '\.scale'|parameter 'scale'"),
+        (conversion_with("frozen first layer"), r"does not train the first layer"),
+        (conversion_with(network=3), r"network = 3: not a PyTorch module"),
+        (conversion_with(loss="mae"), r"loss = 'mae'.*'half_mse'"),
+        (conversion_with(loss=nn.MSELoss), r"not a loss function"),
+        (
+            conversion_with(loss=lambda f, y: np.abs(f - y).mean()),
+            r"not proportional to the squared error",
+        ),
+        (conversion_with(optimiser=3), r"not a PyTorch optimiser"),
+        (conversion_with(options={"maximize": True}), r"maximize=True"),
+        (
+            conversion_with(name="Adam", options=ADAM),
             r"optimiser = 'Adam'.*not for a trained head.*Freeze the head",
         ),
-        (changed(teacher=np.eye(2, 200)), r"teacher_head = None.*needs a head"),
-        (changed(teacher=np.eye(1, 20)), r"it has 20 inputs, the network has 200"),
-        (changed(teacher=np.eye(2, 200), teacher_head=[1.0]), r"Pass 2 numbers"),
-        (changed(teacher=mlp(p=2), teacher_head=[1.0, 1.0]), r"teacher is a network"),
-        (changed(input_scale=0.0), r"input_scale = 0"),
-        (changed(batch=0), r"batch = 0"),
-        (changed(groups=different_momenta), r"may differ only in lr and weight_decay"),
+        (conversion_with(teacher=np.eye(2, 200)), r"teacher_head = None.*needs a head"),
+        (conversion_with(teacher=np.eye(1, 20)), r"it has 20 inputs, the network has 200"),
+        (conversion_with(teacher=np.eye(2, 200), teacher_head=[1.0]), r"Pass 2 numbers"),
+        (conversion_with(teacher=mlp(p=2), teacher_head=[1.0, 1.0]), r"teacher is a network"),
+        (conversion_with(input_scale=0.0), r"input_scale = 0"),
+        (conversion_with(batch=0), r"batch = 0"),
+        (conversion_with(groups=different_momenta), r"may differ only in lr and weight_decay"),
     ],
 )
-def test_what_has_no_counterpart_is_named_before_any_work(call, says):
-    with pytest.raises(ValueError, match=says):
-        call()
+def test_trainings_without_a_counterpart_raise(convert_network, message):
+    with pytest.raises(ValueError, match=message):
+        convert_network()
 
 
-def test_from_torch_names_a_head_that_its_optimiser_cannot_train():
+def test_from_torch_raises_for_a_head_that_the_optimiser_cannot_train():
     adam = nn.optimiser("Adam", *({"params": [], "lr": lr, **ADAM} for lr in (0.1, 0.2)))
     with pytest.raises(ValueError, match=r"optimiser = 'Adam'.*trained head"):
         sgd.from_torch(adam, dimension=100)
@@ -429,35 +483,39 @@ def test_from_torch_names_a_head_that_its_optimiser_cannot_train():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("momentum", [None, 20.0])
-def test_a_decay_of_its_own_for_the_head_in_ode_and_chain(momentum):
-    """Runs in 4000 dimensions follow the ODE, and not that of one decay for rows and head; a record makes the update again."""
+def test_a_separate_weight_decay_of_the_head_in_ode_and_chain(momentum):
+    """Runs in 4000 dimensions follow the ODE, which differs from that of a common decay.
+
+    The record of the result restores the update.
+    """
     problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.1, head="trained")
-    begin = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2), a=[1.5, 0.8])
+    start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2), a=[1.5, 0.8])
     inner = None if momentum is None else sgd.updates.momentum(memory=momentum)
     update = sgd.updates.weight_decay(0.2, of=inner, decoupled=momentum is None, head=1.5)
     algorithm = sgd.OnePassSGD(lr=0.5, update=update)
-    theory = sgd.solve_ode(problem, algorithm, begin, times=[1.0])
+    theory = sgd.solve_ode(problem, algorithm, start, times=[1.0])
     assert sgd.algorithm_of(theory) == algorithm
-    runs = sgd.simulate(problem, algorithm, begin, times=[1.0], dimension=4000, runs=50, seed=4)
+    runs = sgd.simulate(problem, algorithm, start, times=[1.0], dimension=4000, runs=50, seed=4)
     for name in ("M", "Q", "a"):
         values = np.asarray(runs[name])[:, 0]
-        error = (
-            values.std(axis=0, ddof=1) / 50**0.5 + 2e-3
-        )  # the mean of runs is the ODE up to O(1/d)
-        assert np.all(np.abs(values.mean(axis=0) - np.asarray(theory[name])[0, 0]) < Z * error), (
-            name
-        )
-    same = sgd.solve_ode(
+        # The mean of runs differs from the ODE by O(1/d), for which 2e-3 is added.
+        error = values.std(axis=0, ddof=1) / 50**0.5 + 2e-3
+        gap = np.abs(values.mean(axis=0) - np.asarray(theory[name])[0, 0])
+        assert np.all(gap < Z * error), name
+    common_decay = sgd.solve_ode(
         problem,
         algorithm.replace(update=sgd.updates.weight_decay(0.2, of=inner)),
-        begin,
+        start,
         times=[1.0],
     )
-    assert np.abs(np.asarray(same.a) - np.asarray(theory.a)).min() > 0.2
+    assert np.abs(np.asarray(common_decay.a) - np.asarray(theory.a)).min() > 0.2
 
 
-def trained_networks(torch, options, *, d, p, batch, steps, runs, noise):
-    """Overlaps and heads of networks that PyTorch trains from the same start, and the conversion of that start."""
+def train_networks(torch, options, *, d, p, batch, steps, runs, noise):
+    """Train several networks with PyTorch from the same start, each on its own samples.
+
+    Returns the conversion of that start, and one row (M, upper triangle of Q, a) per network.
+    """
     torch.manual_seed(5)
     first = torch.nn.Linear(d, p, bias=False, dtype=torch.float64)
     network = torch.nn.Sequential(
@@ -468,13 +526,18 @@ def trained_networks(torch, options, *, d, p, batch, steps, runs, noise):
         {"params": [network[0].weight]},
         {"params": [network[2].weight], "lr": 2 * options["lr"]},
     ]
-    make = lambda: torch.optim.SGD(groups, **options)  # noqa: E731
-    training = sgd.from_training(network, loss, make(), teacher=teacher, noise=noise, batch=batch)
-    begin = {name: value.clone() for name, value in network.state_dict().items()}
+
+    def make_optimiser():
+        return torch.optim.SGD(groups, **options)
+
+    training = sgd.from_training(
+        network, loss, make_optimiser(), teacher=teacher, noise=noise, batch=batch
+    )
+    initial_weights = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     outcomes = []
     for _ in range(runs):
-        network.load_state_dict(begin)
-        optimiser = make()
+        network.load_state_dict(initial_weights)
+        optimiser = make_optimiser()
         for _ in range(steps):
             x = torch.randn(batch, d, dtype=torch.float64)
             y = torch.tanh(x @ teacher.T) + noise**0.5 * torch.randn(batch, 1, dtype=torch.float64)
@@ -489,12 +552,15 @@ def trained_networks(torch, options, *, d, p, batch, steps, runs, noise):
 @pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.7])
 def test_networks_trained_by_pytorch_have_the_law_of_the_chain(momentum):
-    """M, Q and a of 600 trained networks against 4000 exact runs, with weight decay and rates of its own for the head."""
+    """M, Q and a of 600 trained networks have the same law as those of 4000 exact runs.
+
+    The training has weight decay, and the head has its own learning rate.
+    """
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
     d, p, batch, steps = 20, 2, 3, 40
     options = {"lr": 0.03 * (1 - momentum), "momentum": momentum, "weight_decay": 0.5}
-    training, outcomes = trained_networks(
+    training, outcomes = train_networks(
         torch, options, d=d, p=p, batch=batch, steps=steps, runs=600, noise=0.1
     )
     runs = sgd.simulate(*training, steps=[steps], dimension=d, runs=4000, seed=2)
@@ -506,7 +572,10 @@ def test_networks_trained_by_pytorch_have_the_law_of_the_chain(momentum):
 
 @pytest.mark.slow
 def test_an_ordinary_pytorch_network_follows_its_ode():
-    """The network of the documentation: MSE at five steps, which the factors of loss and output decide (without them .84 at step 100)."""
+    """The mean squared error of the network of the documentation, at four steps of its training.
+
+    The curve depends on the factors of loss and output: without them it is 0.84 at step 100.
+    """
     torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -530,19 +599,20 @@ def test_an_ordinary_pytorch_network_follows_its_ode():
     runs = sgd.simulate(*training, alpha=training.alpha(saves), dimension=d, runs=100, seed=1)
     theory = sgd.solve_ode(*training, alpha=training.alpha(saves), dimension=d)
     spread = training.loss(runs.risk.values).std(axis=0, ddof=1)
-    test = torch.randn(50_000, d)
+    test_inputs = torch.randn(50_000, d)
     with torch.no_grad():
-        labels = teacher(test) + noise**0.5 * torch.randn(len(test), 1)
+        labels = teacher(test_inputs) + noise**0.5 * torch.randn(len(test_inputs), 1)
     for step in range(saves[-1] + 1):
         if step in saves:
             with torch.no_grad():
-                squares = ((network(test) - labels) ** 2).numpy()
+                squares = ((network(test_inputs) - labels) ** 2).numpy()
             measured, error = squares.mean(), squares.std() / len(squares) ** 0.5
-            place = saves.index(step)
-            chain = training.loss(float(runs.risk[:, place].mean()))
-            assert abs(measured - chain) < Z * np.hypot(spread[place], error), step
-            # runs leave the plateau at random times, so that their mean is not the ODE; wrong factors double it
-            assert abs(training.loss(float(theory.risk[0, place])) / chain - 1) < 0.25, step
+            index = saves.index(step)
+            chain = training.loss(float(runs.risk[:, index].mean()))
+            assert abs(measured - chain) < Z * np.hypot(spread[index], error), step
+            # Runs leave the plateau at random times, so that their mean differs from the ODE. Wrong
+            # factors would double it.
+            assert abs(training.loss(float(theory.risk[0, index])) / chain - 1) < 0.25, step
         x = torch.randn(batch, d)
         with torch.no_grad():
             y = teacher(x) + noise**0.5 * torch.randn(batch, 1)

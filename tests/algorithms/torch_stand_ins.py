@@ -1,4 +1,7 @@
-"""What PyTorch's modules, losses and optimisers look like from outside, in NumPy."""
+"""Stand-ins in NumPy for PyTorch's modules, losses and optimisers.
+
+They have the attributes and methods that the library reads, and their names.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,8 @@ class Parameter:
 
 
 class Module:
+    """A module whose attributes are its parameters and its submodules."""
+
     def named_modules(self, prefix=""):
         yield prefix, self
         for name, child in vars(self).items():
@@ -77,8 +82,13 @@ class Sequential(Module):
         return x
 
 
-class Scaled(Module):
-    """output_scale second(tanh(input_scale first(x))), as a forward() of one's own may have it."""
+class ScaledNetwork(Module):
+    """A network whose own forward() scales the preactivations and the output.
+
+    ::
+
+        f(x) = output_scale second(tanh(input_scale first(x)))
+    """
 
     def __init__(self, first, second, input_scale, output_scale):
         self.first, self.second = first, second
@@ -97,5 +107,5 @@ class MSELoss:
 
 
 def optimiser(name, *groups):
-    """An optimiser with the class name and the options of PyTorch's."""
+    """An optimiser with the class name and the parameter groups of one of PyTorch."""
     return type(name, (SimpleNamespace,), {})(param_groups=list(groups), state={})
