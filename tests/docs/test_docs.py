@@ -88,6 +88,8 @@ def test_same_text_compares_numbers_and_words():
 def test_examples_run_and_print_what_is_shown(name, tmp_path, monkeypatch, capsys):
     import matplotlib.pyplot as plt
 
+    # pages run where they find the files of a clone that they read
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     namespace: dict = {"__name__": "example"}
     text = (DOCS / name).read_text(encoding="utf-8")

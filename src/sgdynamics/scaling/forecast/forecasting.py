@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -50,14 +51,26 @@ class BestSchedule:
         The learning rate as a function of the step.
     loss : float
         Predicted final loss.
-    lower, upper : float
-        Band of the final loss.
+    lower : float
+        Lower end of the band of the final loss.
+    upper : float
+        Upper end of the band of the final loss.
     gain : float
         Predicted final loss of a cosine to 0 with the same peak and warm-up, minus ``loss``.
-    gain_lower, gain_upper : float
-        Band of the gain.
+    gain_lower : float
+        Lower end of the band of the gain.
+    gain_upper : float
+        Upper end of the band of the gain.
     decay_start : float
         Share of the run at which the rate falls below 95% of its peak.
+
+    Examples
+    --------
+    >>> step, rates = np.arange(100.0, 8000.0, 50), sgd.schedules.wsd(0.1, 8000)
+    >>> loss = [2 + 3 * s**-0.5 + float(rates(s)) for s in step]
+    >>> best = sgd.forecast((step, loss), schedule=rates, warn=False).optimal_schedule(8000)
+    >>> best.lower < best.loss < best.upper
+    True
     """
 
     schedule: Schedule
@@ -86,6 +99,15 @@ class Forecast:
         Level of the bands.
     warnings : tuple of str
         Limitations of the fit and assumptions about the data.
+    fits : mapping of str to FittedModel
+        The fits of all models, by name.
+
+    Examples
+    --------
+    >>> step = np.arange(100.0, 8000.0, 50)
+    >>> fit = sgd.forecast((step, np.full(len(step), 0.1), 2 + 3 * step**-0.5), warn=False)
+    >>> sorted(fit.parameters)
+    ['A', 'B', 'alpha', 'beta', 'floor', 'q', 'tau']
     """
 
     model: str
@@ -249,11 +271,11 @@ class Forecast:
         return BestSchedule(
             schedules.linear_between(best.steps, best.rates),
             loss,
-            loss * np.exp(-width),
-            loss * np.exp(width),
+            loss * math.exp(-width),
+            loss * math.exp(width),
             reference - loss,
-            reference - loss * np.exp(gain_width),
-            reference - loss * np.exp(-gain_width),
+            reference - loss * math.exp(gain_width),
+            reference - loss * math.exp(-gain_width),
             float(best.steps[np.argmax(is_low)] / steps) if is_low.any() else 1.0,
         )
 
@@ -295,7 +317,20 @@ class Forecast:
         )
 
     def summary(self) -> str:
-        """Describe the fit in a few lines: curves, parameters with errors, and warnings."""
+        """Describe the fit in a few lines: curves, parameters with errors, and warnings.
+
+        Returns
+        -------
+        str
+            The text.
+
+        Examples
+        --------
+        >>> step = np.arange(100.0, 8000.0, 50)
+        >>> fit = sgd.forecast((step, np.full(len(step), 0.1), 2 + 3 * step**-0.5), warn=False)
+        >>> print(fit.summary().partition(",")[0])
+        Forecast by the model 'theory' from 1 curve
+        """
         lines = [
             f"Forecast by the model {self.model!r} from {len(self.curves)} "
             f"curve{'s' if len(self.curves) > 1 else ''}, mean error of the fit "
@@ -454,8 +489,9 @@ def forecast(
     >>> step = np.arange(100.0, 8000.0, 50)
     >>> loss = 2 + 3 * step**-0.5
     >>> fit = sgd.forecast((step, np.full(len(step), 0.1), loss), warn=False)
-    >>> print(f"{fit.residual:.0e}", round(fit.level, 2))
-    1e-03 0.9
+    >>> prediction = fit.predict(sgd.schedules.constant(0.1, 16000))
+    >>> print(f"{float(prediction['loss'][-1]):.2f}")
+    2.02
     """
     name = checks.choice("model", model, tuple(MODELS))
     skip = checks.number("skip", skip, 0.0)

@@ -115,7 +115,7 @@ def _is_one_source(curves: object) -> bool:
     if isinstance(curves, (str, Path, pd.DataFrame, xr.Dataset, Mapping)):
         return True
     if isinstance(curves, np.ndarray):
-        return curves.ndim == 2
+        return curves.ndim <= 2 and curves.dtype != object
     is_triple = isinstance(curves, (tuple, list)) and len(curves) in (2, 3)
     return is_triple and all(
         not isinstance(entry, (str, Path, pd.DataFrame, xr.Dataset, Mapping))
