@@ -1,6 +1,6 @@
-"""An optimiser in a file of its own, outside of the package, works with every solver.
+"""An optimiser that is defined outside of the package works with every solver.
 
-Solvers are the ODE, the exact chain, direct runs and sweeps. Its record makes it again.
+The solvers are the ODE, the exact chain, direct runs and sweeps. Its record restores it.
 """
 
 from __future__ import annotations
