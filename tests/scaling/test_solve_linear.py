@@ -30,6 +30,32 @@ def committee(**changes):
     return problem, sgd.random_start(problem, seed=1, a=[1.0, -2.0, 3.0])
 
 
+def test_a_smooth_schedule_is_the_limit_of_pieces():
+    """Step by step, a cosine equals pieces of one step each, with weight decay and batches."""
+    spectrum = sgd.Spectrum([4.0, 1.0, 0.3], [1, 3, 40], target=[0.5, 0.5, 1.0])
+    problem = sgd.TeacherStudent(
+        width=1, activation="linear", noise=0.1, weight_decay=0.05, covariance=spectrum
+    )
+    start = sgd.start(problem, M=np.zeros((3, 1, 1)), Q=np.full((3, 1, 1), 0.2))
+    smooth = sgd.schedules.cosine(0.08, alpha=40 * 2 / 44)
+    rates = sgd.OnePassSGD(lr=smooth).rates(np.arange(40) * 2 / 44)
+    pieces = sgd.piecewise_rate(np.arange(1, 40) * 2 / 44, rates)
+    steps = [0, 1, 17, 40]
+    results = [
+        sgd.solve_linear(
+            problem, sgd.OnePassSGD(lr=lr, batch=2, per="step"), start, steps=steps, dimension=44
+        )
+        for lr in (smooth, pieces)
+    ]
+    np.testing.assert_allclose(results[0]["risk"], results[1]["risk"], rtol=1e-9)
+    np.testing.assert_allclose(results[0]["t"], results[1]["t"], rtol=1e-9)
+    assert results[0].attrs["g_l1"] == pytest.approx(results[1].attrs["g_l1"])
+    with pytest.raises(ValueError, match=r"steps = 10000000.0: a learning rate that changes"):
+        sgd.solve_linear(
+            problem, sgd.OnePassSGD(lr=smooth, per="step"), start, steps=[10**7], dimension=44
+        )
+
+
 def test_power_law_of_a_billion_directions():
     """Reference values at d = 1e9; Richardson extrapolation removes the error of the bins."""
     risks = []

@@ -343,6 +343,46 @@ class LinearModes:
         powers = np.array([snapshots[int(count)][1] for count in steps])
         return errors, stationary + powers * (self.along - stationary)
 
+    def errors_with_rates(
+        self, steps: np.ndarray, rates: np.ndarray, batch: int, weight_decay: float
+    ) -> np.ndarray:
+        """Values of ``errors`` after given numbers of steps whose sizes differ.
+
+        Iterates the recursion of the module docstring. A step costs a few products of length n.
+
+        Parameters
+        ----------
+        steps : array of int
+            Numbers of steps, up to the number of rates.
+        rates : array
+            The size g of each step.
+        batch : int
+            Batch size B.
+        weight_decay : float
+            Weight decay al.
+
+        Returns
+        -------
+        ndarray
+            ``errors``, of shape (steps, blocks).
+        """
+        eigenvalues, B, decay = self.eigenvalues, batch, weight_decay
+        targets = np.zeros_like(eigenvalues) if self.targets is None else self.targets
+        c, m = self.errors.copy(), -targets if self.along is None else self.along.copy()
+        noisy = self.counts * eigenvalues / B
+        save_points = set(steps.astype(int).tolist())
+        snapshots = {0: c}
+        for index, g in enumerate(rates.tolist(), start=1):
+            noise = g**2 * noisy * (self.kappa * float(eigenvalues @ c) + self.noise)
+            c = self._survival(g, B, decay) * c + noise
+            if decay:
+                rho = 1 - g * decay - g * eigenvalues
+                c += (g * decay) ** 2 * targets - 2 * g * decay * rho * m
+                m = rho * m - g * decay * targets
+            if index in save_points:
+                snapshots[index] = c
+        return np.array([snapshots[int(count)] for count in steps])
+
     def noise_gain(self, step: float, batch: int = 1) -> float:
         """Fraction K of the risk that the gradient noise feeds back.
 

@@ -17,7 +17,7 @@ import xarray as xr
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
-from sgdynamics.base.controls import Schedule, is_scheduled
+from sgdynamics.base.controls import Schedule, alpha_of_steps, is_scheduled
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.problems.overlap_starts import Start
@@ -34,6 +34,7 @@ from sgdynamics.solvers.call import validate_call
 # g l_1 at batch 1, above which fourth moments of the error along the largest eigenvalue diverge
 FOURTH_MOMENT_LIMIT = 0.38345
 MOST_STEPS = 1e15
+MOST_ITERATED = 1e6  # steps of a learning rate that changes at every step
 
 
 @float64
@@ -54,7 +55,8 @@ def solve_linear(
         The learning problem, with linear activations, the squared loss, a fixed head and free
         rows. A committee of linear units of any width is a linear student.
     algorithm : OnePassSGD
-        Plain SGD, with a constant learning rate or ``sgd.piecewise_rate``.
+        Plain SGD. With a learning rate that is neither constant nor ``sgd.piecewise_rate``, the
+        mean is iterated step by step, up to 1e6 steps.
     start : Start
         Initial condition of one or several runs.
     steps : sequence of int
@@ -121,12 +123,18 @@ def solve_linear(
     dynamics, (d, block_sizes) = call.dynamics, call.finite_dimension
     assert isinstance(dynamics, FieldDynamics)
     student = _Student(dynamics, call.initial_state, weights, block_sizes, d, kappa)
+    if _is_smooth(algorithm) and points.max(initial=0.0) > MOST_ITERATED:
+        fix = (
+            f"a learning rate that changes at every step is iterated, up to {MOST_ITERATED:.0e} "
+            "steps. Use fewer steps, or sgd.piecewise_rate(...)."
+        )
+        raise checks.reject("steps", float(points.max()), fix)
     errors, t = student.errors_after(points)
     attributes: dict[str, Any] = {
         "dimension": d,
         "kappa": kappa,
         "assumptions": "linear student, one pass, exact mean",
-        **student.stability(),
+        **student.stability(points.max(initial=0.0)),
     }
     if problem.spectrum is not None:
         attributes["dimension"] = problem.spectrum.dimension
@@ -264,12 +272,19 @@ def _pieces(algorithm: OnePassSGD, d: int) -> tuple[np.ndarray, np.ndarray]:
     lr = algorithm.lr
     if not isinstance(lr, Schedule):
         return np.zeros(0), np.array([float(lr)])
-    if lr.name != "piecewise":
-        fix = "only piecewise constant schedules have an exact mean here: give "
-        raise checks.reject("lr", lr, f"{fix}sgd.piecewise_rate(...), or take solve_ode")
     # The rate of a step is that at its alpha.
     edges = np.ceil(np.asarray(lr.parameters["edges"]) * d / algorithm.batch - 1e-9)
     return edges, np.asarray(lr.parameters["rates"])
+
+
+def _is_smooth(algorithm: OnePassSGD) -> bool:
+    """Whether the learning rate may change at every step."""
+    return isinstance(algorithm.lr, Schedule) and algorithm.lr.name != "piecewise"
+
+
+def _step_rates(algorithm: OnePassSGD, steps: int, d: float) -> np.ndarray:
+    """The learning rate of each of the first steps, that at its alpha."""
+    return algorithm.rates(alpha_of_steps(np.arange(steps), algorithm.batch, d))
 
 
 class _Student(NamedTuple):
@@ -287,12 +302,18 @@ class _Student(NamedTuple):
 
     def errors_after(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Errors (run, time, block) after these steps, and t = sum of lr/d over the steps."""
+        if _is_smooth(self.dynamics.algorithm):
+            return _iterated_means(self, steps)
         return _means(self, steps)
 
-    def stability(self) -> dict[str, Any]:
-        """Attributes about the largest step, for the first run."""
+    def stability(self, last: float) -> dict[str, Any]:
+        """Attributes about the largest step up to the last one, for the first run."""
         algorithm, modes = self.dynamics.algorithm, self.modes(0)
-        g = float(np.max(_pieces(algorithm, self.dimension)[1])) / self.dimension
+        if _is_smooth(algorithm):
+            rates = _step_rates(algorithm, max(int(last), 1), self.dimension)
+        else:
+            rates = _pieces(algorithm, self.dimension)[1]
+        g = float(np.max(rates)) / self.dimension
         gain = output_gain(self.start, 0)
         return {
             "trace": modes.trace,
@@ -329,6 +350,21 @@ def _means(student: _Student, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray
                 )
         elapsed, first = elapsed + length * rate / d, last
     return errors, t
+
+
+def _iterated_means(student: _Student, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """See `_Student.errors_after`: step by step, for a learning rate that changes all the time."""
+    algorithm, d, start = student.dynamics.algorithm, student.dimension, student.start
+    rates = _step_rates(algorithm, int(steps.max(initial=0.0)), d) / d
+    decay = float(student.dynamics.parameters["weight_decay"])
+    errors = []
+    for run in range(start.runs):
+        gain = output_gain(start, run)
+        scaled_decay = decay / gain if gain else 0.0
+        modes = student.modes(run)
+        errors.append(modes.errors_with_rates(steps, rates * gain, algorithm.batch, scaled_decay))
+    t = np.concatenate([[0.0], np.cumsum(rates)])[steps.astype(int)]
+    return np.array(errors), t
 
 
 def _errors_after_piece(
