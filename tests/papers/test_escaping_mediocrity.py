@@ -1,6 +1,4 @@
-"""Escaping mediocrity: its closed formulas against quadrature, ODEs, boundary value problems and
-SGD itself.
-"""
+"""Escaping mediocrity: closed formulas against quadrature, ODEs, boundary value problems, SGD."""
 
 from __future__ import annotations
 
@@ -22,8 +20,9 @@ PLATEAU = {"d": 1000, "noise": 0.0, "threshold": 0.1}
 
 
 def gauss(dimensions: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tensor Gauss-Hermite nodes (dimensions, points) and weights: exact for polynomials of degree
-    2 count - 1 in each normal.
+    """Nodes (dimensions, points) and weights of a tensor product of Gauss-Hermite rules.
+
+    The rule is exact for polynomials of degree 2 count - 1 in each normal variable.
     """
     nodes, weights = special.roots_hermitenorm(count)
     grid = np.array(list(itertools.product(range(count), repeat=dimensions))).T
@@ -33,16 +32,25 @@ def gauss(dimensions: int, count: int) -> tuple[np.ndarray, np.ndarray]:
 def fields(
     m: np.ndarray, Q: np.ndarray, noise: float, count: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """lambda* (points), lambda (p, points), E = y - f (points) and weights."""
+    """Quadrature of the fields: lambda* (points), lambda (p, points), y - f (points), weights."""
     p = len(m)
     g, weights = gauss(p + 2, count)
-    rest = np.linalg.cholesky(Q - np.outer(m, m) + 1e-300 * np.eye(p))
-    lam = m[:, None] * g[0] + rest @ g[1:-1]
+    # The fields are lambda = m lambda* plus Gaussian variables of covariance Q - m m^T. A singular
+    # covariance, as for Q = m m^T, needs the tiny diagonal.
+    factor = np.linalg.cholesky(Q - np.outer(m, m) + 1e-300 * np.eye(p))
+    lam = m[:, None] * g[0] + factor @ g[1:-1]
     return g[0], lam, g[0] ** 2 - (lam**2).mean(axis=0) + np.sqrt(noise) * g[-1], weights
 
 
 def drift(m: np.ndarray, Q: np.ndarray, rate: float, noise: float) -> tuple[np.ndarray, np.ndarray]:
-    """ODE (15) on the sphere with (33), k = 1 and rho = 1; rate = gamma/p; m (..., p)."""
+    """Drift (15) with (33) on the sphere, for k = 1, rho = 1 and rate = gamma/p.
+
+    The overlaps m have the shape (..., p). With the free drifts psi and phi of m and Q, the
+    constraint Q_jj = 1 gives::
+
+        dm_j/dt  = psi_j - m_j phi_jj/2
+        dQ_jl/dt = phi_jl - Q_jl (phi_jj + phi_ll)/2
+    """
     p = m.shape[-1]
     trace, square = (np.trace(x, axis1=-2, axis2=-1)[..., None, None] for x in (Q, Q @ Q))
     mm, Q2 = m[..., :, None] * m[..., None, :], Q @ Q
@@ -62,6 +70,7 @@ def drift(m: np.ndarray, Q: np.ndarray, rate: float, noise: float) -> tuple[np.n
 def runge_kutta(
     m: np.ndarray, Q: np.ndarray, rate: float, noise: float, h: float
 ) -> tuple[np.ndarray, np.ndarray]:
+    """One classical Runge-Kutta step of length h along the drift."""
     a1, b1 = drift(m, Q, rate, noise)
     a2, b2 = drift(m + h / 2 * a1, Q + h / 2 * b1, rate, noise)
     a3, b3 = drift(m + h / 2 * a2, Q + h / 2 * b2, rate, noise)
@@ -79,8 +88,9 @@ def final_excess(p: int, gamma: float, noise: float) -> float:
 
 
 def random_rows(p: int, d: int, runs: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """m (runs, p) and Q of rows uniform on the sphere, drawn in d dimensions; the teacher is the
-    first direction.
+    """Overlaps m (runs, p) and Q of rows drawn uniformly from the sphere in d dimensions.
+
+    The teacher is the first axis.
     """
     W = np.random.default_rng(seed).standard_normal((runs, p, d))
     W /= np.linalg.norm(W, axis=-1, keepdims=True)
@@ -114,8 +124,9 @@ def test_risk_at_point_A_and_by_quadrature():
 
 
 def test_growth_rates_from_the_increments_of_sgd():
-    """(33), hence (45) and (46): the mean increments by quadrature, and their slopes at m = 0, Q =
-    1.
+    """The drift (33) is the mean increment of SGD, and its slopes at m = 0, Q = 1 are (45), (46).
+
+    The mean increments are computed by quadrature.
     """
     for m, q, noise, gamma in (([0.1, -0.05], 0.02, 0.1, 0.2), ([0.5, 0.3], -0.4, 0.7, 0.3)):
         m, Q = np.array(m), np.array([[1, q], [q, 1]])
@@ -150,8 +161,8 @@ def test_annealed_time():
     assert em.exit_time_annealed(1, 3000, 0.05, 0, 0.3) == pytest.approx(1.214852185, abs=6e-10)
     assert em.exit_time_annealed(1, 3000, 0.08, 0.5, 0.2) == pytest.approx(1.599565525, abs=6e-10)
     assert em.exit_time_annealed(5, 1000, 0.5, 0.3, 0.25) == pytest.approx(0.7381670794, abs=6e-11)
-    # against the ODE linearised numerically and integrated, from the start whose mu0 and tau0 are
-    # the means
+    # Compare with the ODE, linearised numerically and integrated from the start whose mu0 and tau0
+    # are the means over random starts.
     p, d, gamma, noise, T = 2, 1000, 0.3, 0.2, 0.25
 
     def velocity(m: float, q: float) -> list[float]:
@@ -174,29 +185,25 @@ def test_annealed_time():
     )
     formula = em.exit_time_annealed(p, d, gamma, noise, T)
     assert formula == pytest.approx(without_rows, abs=1e-7)
-    assert (
-        0 < exact - formula < 1e-5
-    )  # what the formula leaves out: overlaps between rows that have not yet decayed
+    # The formula neglects the overlaps between rows, which have not yet decayed completely.
+    assert 0 < exact - formula < 1e-5
     assert em.exit_time_annealed([1, 2, 5], 1000, 0.1, 0.0, [[0.1], [0.2]]).shape == (2, 3)
 
 
 def test_quenched_time():
     assert em.exit_time_quenched(1, 3000, 0.05, 0, 0.3) == pytest.approx(1.441702586, abs=6e-10)
     assert em.exit_time_quenched(1, 3000, 0.08, 0.5, 0.2) == pytest.approx(1.917155795, abs=6e-10)
-    # the chi-square law by direct integration, where T d is small
-    direct = (
-        2
-        * integrate.quad(
-            lambda x: np.log(0.2 * 4 / x**2 + 0.8) * np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi),
-            0,
-            40,
-            limit=400,
-        )[0]
-    )
+
+    # The chi-square law of mu0 is integrated directly, at a small T d.
+    def integrand(x: float) -> float:
+        return np.log(0.2 * 4 / x**2 + 0.8) * np.exp(-(x**2) / 2) / np.sqrt(2 * np.pi)
+
+    direct = 2 * integrate.quad(integrand, 0, 40, limit=400)[0]
     assert em.exit_time_quenched(1, 4, 0.05, 0.0, 0.2) == pytest.approx(
         direct / (8 * 0.7), rel=1e-9
     )
-    # the exact law: E ln m^2 is known for one row, and T -> 1 leaves nothing else
+    # For rows on the sphere and T -> 1, the time is -E ln m^2 over the rate, and E ln m^2 has a
+    # closed form for one row.
     almost = 1 - 1e-15
     for d in (2, 3, 50, 10**9):
         expected = (special.digamma(d / 2) - special.digamma(0.5)) / (8 * 0.7)
@@ -213,7 +220,7 @@ def test_quenched_time_by_brute_force(p: int, d: int, T: float):
     standard_error = times.std() / np.sqrt(len(times))
     assert abs(times.mean() - value) <= Z * standard_error
     assert 0 < error < 0.02 * standard_error
-    # the same without the noise of ln mu0, most of that of the times
+    # Most of the noise of the times comes from ln mu0. Without it the comparison is sharper.
     log_mu0 = np.log(d * (m**2).sum(axis=-1))
     mean_log_mu0, rate = formulas._mean_log_mu(p, d), 2 * em.growth_rates(p, 0.1, 0.2)[0]
     for draws, expected in (
@@ -221,40 +228,39 @@ def test_quenched_time_by_brute_force(p: int, d: int, T: float):
         (times * rate + log_mu0, value * rate + mean_log_mu0),
     ):
         assert abs(draws.mean() - expected) <= Z * draws.std() / np.sqrt(len(draws))
-    other, other_error = em.exit_time_quenched(
+    reseeded, reseeded_error = em.exit_time_quenched(
         p, d, 0.1, 0.2, T, law="sphere", with_error=True, seed=1
     )
-    assert abs(other - value) <= 8 * np.hypot(
-        error, other_error
-    )  # eight replicates: Student's tails
+    # The errors are from eight replicates and have the wide tails of Student's law.
+    assert abs(reseeded - value) <= 8 * np.hypot(error, reseeded_error)
     assert value > em.exit_time_annealed(p, d, 0.1, 0.2, T)
 
 
 def test_law_of_the_starts():
-    """Overlaps of independent rows are pairwise independent, so that the moments of mu0 and tau0
-    are known.
+    """The moments of mu0 and tau0 have closed forms.
+
+    The overlaps of independent rows are pairwise independent.
     """
     p, d = 3, 6
     mu0, tau0 = (
         x - mean for x, mean in zip(formulas._starts(p, d, 0), (p, p * (p - 1)), strict=True)
     )
-    one = 3 * d / (d + 2) - 1  # variance of d m^2
+    variance = 3 * d / (d + 2) - 1  # variance of d m^2
     for draws, expected in (
         (mu0, 0),
         (tau0, 0),
-        (mu0**2, p * one),
-        (tau0**2, 2 * p * (p - 1) * one),
+        (mu0**2, p * variance),
+        (tau0**2, 2 * p * (p - 1) * variance),
         (mu0 * tau0, 0),
     ):
         means = draws.mean(axis=1)
         error = means.std(ddof=1) / np.sqrt(len(means))
         assert error < 0.1
-        assert (
-            abs(means.mean() - expected) <= 15.8 * error
-        )  # Student's t with 7 degrees of freedom: false alarms 1e-6
+        # |t| of Student's law with 7 degrees of freedom exceeds 15.8 with probability 1e-6.
+        assert abs(means.mean() - expected) <= 15.8 * error
 
 
-def test_quenched_meets_annealed_for_wide_networks():
+def test_quenched_time_approaches_annealed_time_for_wide_networks():
     quenched, error = em.exit_time_quenched([20, 60], 3000, [2.0, 6.0], 0.0, 0.1, with_error=True)
     gap = (
         (quenched - em.exit_time_annealed([20, 60], 3000, [2.0, 6.0], 0.0, 0.1))
@@ -272,7 +278,7 @@ def test_exit_time_of_the_p1_ode():
         (1e-6, 0.08, 0.0, 0.2),
     ):
         slope = 4 * (1 - 6 * gamma)
-        # ln m^2 against time, and back
+        # Integrate ln m^2 and invert: the exit time is where m^2 = T + (1 - T) m0^2.
         path = integrate.solve_ivp(
             lambda _, y, slope=slope, loss=2 * gamma * noise: 2 * (slope * (1 - np.exp(y)) - loss),
             (0, 9), [2 * np.log(abs(m0))], rtol=1e-11, atol=1e-12, max_step=0.02, dense_output=True,
@@ -282,7 +288,7 @@ def test_exit_time_of_the_p1_ode():
             lambda t, path=path, level=level: path.sol(t)[0] - level, 0, 9, xtol=1e-13
         )
         assert em.exit_time_p1(m0, gamma, noise, T) == pytest.approx(reached, rel=1e-9)
-        # (19) is the p = 1 case of (15), (33)
+        # Equation (19) is the case p = 1 of (15) with (33).
         rate, _ = drift(np.array([m0]), np.eye(1), gamma, noise)
         assert rate[0] == pytest.approx(m0 * (slope * (1 - m0**2) - 2 * gamma * noise), rel=1e-12)
     assert em.exit_time_p1(0.0, 0.05, 0.0, 0.3) == np.inf
@@ -291,7 +297,7 @@ def test_exit_time_of_the_p1_ode():
         match=r"threshold = 0.9: never reached, .* stops the ODE at m\^2 = 0.8214",
     ):
         assert em.exit_time_p1(0.1, 0.05, 5.0, [0.3, 0.9])[1] == np.inf
-    # the linearised time is the limit of small starts and thresholds
+    # The linearised time is the limit of small starts and thresholds.
     assert em.exit_time_p1(1e-5, 0.05, 0.3, 1e-4) == pytest.approx(
         em.exit_time_annealed(1, 10**10, 0.05, 0.3, 1e-4), abs=1e-4
     )
@@ -320,7 +326,10 @@ def test_diffusive_time_solves_its_boundary_value_problem():
 
 @pytest.mark.filterwarnings("ignore:gamma = 0.2. nothing is learned")
 def test_diffusive_time_for_any_argument():
-    """(59) by mpmath: mu T/sigma^2 from 1e-3 to 1e6, starts close to the edge, and mu < 0."""
+    """Equation (59) is accurate for all arguments, compared with mpmath.
+
+    The cases have mu T/sigma^2 from 1e-3 to 1e6, starts close to the edge, and mu < 0.
+    """
     cases = [
         (30, 0.01, 0.1, 0.001, 0.0),
         (50, 0.05, 0.5, 0.3, 0.5),
@@ -344,7 +353,7 @@ def test_diffusive_time_for_any_argument():
             assert em.exit_time_diffusive(d, gamma, noise, T, m0=m0) == pytest.approx(
                 float(expected), rel=1e-12
             )
-    # no drift: plain diffusion, continuous in gamma
+    # Without drift (gamma = 1/6) the process is a diffusion. The time is continuous in gamma there.
     with pytest.warns(UserWarning, match="Use gamma below 0.166667"):
         assert em.exit_time_diffusive(100, 1 / 6, 0.0, 0.3, m0=0.1) == pytest.approx(
             0.29 * 100 / 8, rel=1e-9
@@ -360,7 +369,8 @@ def test_stochastic_shift():
         assert np.expm1(-em.stochastic_shift(p, 0.1 * p, 0.0) * rate) * rate / 0.1 == pytest.approx(
             variance, rel=1e-12
         )
-    # that variance, with noise, from the increments themselves; those of two rows are uncorrelated
+    # The same variance, with label noise, from the increments of SGD. The increments of two rows
+    # are uncorrelated.
     star, lam, error, weights = fields(np.zeros(2), np.eye(2), 0.3, 5)
     increments = 2 * error * lam * star
     rate = 2 * em.growth_rates(2, 0.2, 0.3)[0]
@@ -368,8 +378,8 @@ def test_stochastic_shift():
     np.testing.assert_allclose(
         (weights * increments) @ increments.T, variance * np.eye(2), atol=1e-10
     )
-    # leaving m = 0 by noise alone and leaving from a random start differ by D -> 1 + D: (59)
-    # averaged over starts is the corrected time
+    # The noise of SGD adds D to the variance 1 of the random start. The average of (59) over
+    # starts is therefore the corrected time.
     d, gamma, T = 10**6, 1 / 12, 0.1
     nodes, weights = special.roots_hermitenorm(120)
     averaged = (
@@ -380,28 +390,27 @@ def test_stochastic_shift():
     ) == pytest.approx(averaged, abs=1e-4)
 
 
-@pytest.mark.slow  # those of width one, in closed form, are in the fast set
+@pytest.mark.slow  # the corrected times of width one, in closed form, are tested by fast tests
 def test_corrected_time_at_width_five():
-    """The ODE solved from many starts, .662, and that time corrected, .600; the linearised average
-    is the control variate.
+    """Mean exit time of the ODE over 300 random starts, 0.662, and the corrected time, 0.600.
+
+    The exit time of the linearised ODE, whose mean has a closed form, is the control variate.
     """
     p, gamma, h = 5, 0.5, 0.01
     m, Q = random_rows(p, PLATEAU["d"], 300, seed=0)
     linear = linear_times(m, Q, PLATEAU["d"], gamma, 0.0, PLATEAU["threshold"])
-    target, before, times = (
-        (1 - PLATEAU["threshold"]) * em.risk(m, Q),
-        em.risk(m, Q),
-        np.full(len(m), np.nan),
-    )
+    before, times = em.risk(m, Q), np.full(len(m), np.nan)
+    target = (1 - PLATEAU["threshold"]) * before
     for step in range(300):
         m, Q = runge_kutta(m, Q, gamma / p, 0.0, h)
         after = em.risk(m, Q)
         out = np.isnan(times) & (after <= target)
         times[out] = h * (step + (before - target)[out] / (before - after)[out])
         before = after
-    beyond = times - linear  # NaN, and a failure below, had one not left
-    ode = em.exit_time_quenched(p, gamma=gamma, **PLATEAU) + beyond.mean()
-    error = Z * beyond.std() / np.sqrt(len(beyond))
+    # A run that does not leave has the time NaN, with which the assertions below fail.
+    difference = times - linear
+    ode = em.exit_time_quenched(p, gamma=gamma, **PLATEAU) + difference.mean()
+    error = Z * difference.std() / np.sqrt(len(difference))
     assert error < 0.003
     assert abs(ode - 0.6636) <= error
     assert ode == pytest.approx(0.662, abs=0.003)
@@ -409,65 +418,61 @@ def test_corrected_time_at_width_five():
     corrected, spread = em.exit_time_corrected(p, gamma=gamma, with_error=True, **PLATEAU)
     assert spread < 0.001
     assert abs(corrected - ode - em.stochastic_shift(p, gamma, 0.0)) <= error + Z * spread
-    # the same ODE as the generic engine's
+    # The library has the same drift for this problem.
     problem = sgd.TeacherStudent(width=2, activation="square", constraint="sphere", noise=0.1)
     state = functional.state(sgd.start(problem, M=[[0.1], [-0.05]], Q=[[1.0, 0.02], [0.02, 1.0]]))
     dm, dQ = em.drift(np.array([0.1, -0.05]), np.array([[1.0, 0.02], [0.02, 1.0]]), 0.1, 0.1)
     with jax.enable_x64(True):
-        generic = functional.drift(problem.structure, problem.parameters, state, lr=0.2)
-    np.testing.assert_allclose(dm, 2 * np.asarray(generic["M"])[0, :, 0], rtol=1e-12)
-    np.testing.assert_allclose(dQ[0, 1], 2 * np.asarray(generic["Q"])[0, 0, 1], rtol=1e-12)
+        rates = functional.drift(problem.structure, problem.parameters, state, lr=0.2)
+    np.testing.assert_allclose(dm, 2 * np.asarray(rates["M"])[0, :, 0], rtol=1e-12)
+    np.testing.assert_allclose(dQ[0, 1], 2 * np.asarray(rates["Q"])[0, 0, 1], rtol=1e-12)
     np.testing.assert_allclose([*dm, dQ[0, 1]], [0.296508, -0.152754, -0.0893872], rtol=1e-6)
 
 
 def mean_p1_time(d: int, gamma: float, T: float) -> float:
-    """exit_time_p1 averaged over one random row, by quadrature in the angle."""
+    """Average of `exit_time_p1` over a row drawn uniformly from the sphere, by quadrature.
+
+    The overlap m has the density (1 - m^2)^((d-3)/2)/B(1/2, (d-1)/2).
+    """
     norm = special.beta(0.5, (d - 1) / 2)
-    return (
-        2
-        * integrate.quad(
-            lambda m: em.exit_time_p1(m, gamma, 0.0, T) * (1 - m * m) ** ((d - 3) / 2) / norm,
-            0,
-            10 / d**0.5,
-            limit=200,
-        )[0]
-    )
+
+    def integrand(m: float) -> float:
+        return em.exit_time_p1(m, gamma, 0.0, T) * (1 - m * m) ** ((d - 3) / 2) / norm
+
+    return 2 * integrate.quad(integrand, 0, 10 / d**0.5, limit=200)[0]
 
 
 def test_sgd_leaves_at_the_corrected_time():
     gamma = 1 / 12
-    assert mean_p1_time(1000, gamma, 0.1) == pytest.approx(
-        1.497194, abs=1e-6
-    )  # the reference ODE time 1.497
+    # the reference ODE time 1.497
+    assert mean_p1_time(1000, gamma, 0.1) == pytest.approx(1.497194, abs=1e-6)
     assert em.exit_time_corrected(1, 1000, gamma, 0.0, 0.1) == pytest.approx(
         1.497194 - np.log(2) / 4, abs=1e-6
     )
-    assert em.stochastic_shift(1, gamma, 0.0) == pytest.approx(
-        -np.log(2) / 4, rel=1e-12
-    )  # D_1 = 1: 1.3239 in all
-    # SGD itself for p = 1 at d = 300: (lambda*, lambda) and |x|^2 are all that an input does
+    # Here D_1 = 1, and the corrected time is 1.3239.
+    assert em.stochastic_shift(1, gamma, 0.0) == pytest.approx(-np.log(2) / 4, rel=1e-12)
+    # SGD for p = 1 at d = 300. A step depends on the input only by lambda*, lambda and |x|^2.
     d, T, runs = 300, 0.2, 1200
     generator = np.random.default_rng(0)
     m = random_rows(1, d, runs, seed=1)[0][:, 0]
-    level, steps, left = T + (1 - T) * m**2, np.zeros(runs), np.arange(runs)
+    level, steps, active = T + (1 - T) * m**2, np.zeros(runs), np.arange(runs)
     count = 0
-    while len(left):
-        a, b = generator.standard_normal((2, len(left)))
-        norm = (a**2 + b**2 + generator.chisquare(d - 2, len(left))) / d
+    while len(active):
+        a, b = generator.standard_normal((2, len(active)))
+        norm = (a**2 + b**2 + generator.chisquare(d - 2, len(active))) / d
         lam = m * a + np.sqrt(1 - m**2) * b
         c = 2 * gamma * (a**2 - lam**2) * lam
         m = (m + c * a / d) / np.sqrt(1 + 2 * c * lam / d + c**2 * norm / d)
         count += 1
         out = m**2 >= level
-        steps[left[out]] = count
-        m, level, left = m[~out], level[~out], left[~out]
+        steps[active[out]] = count
+        m, level, active = m[~out], level[~out], active[~out]
     times = steps * gamma / d
     error = times.std() / np.sqrt(runs)
     ode = mean_p1_time(d, gamma, T)
     corrected = ode + em.stochastic_shift(1, gamma, 0.0)
-    assert abs(times.mean() - corrected) <= Z * error + 1.5 / (
-        T * d
-    )  # the correction is the leading order in 1/(T d)
+    # The correction is of leading order in 1/(T d).
+    assert abs(times.mean() - corrected) <= Z * error + 1.5 / (T * d)
     assert times.mean() < ode - 6 * error
 
 
@@ -479,10 +484,10 @@ def test_learning_rates():
         def steps(gamma: float, p: int = p, noise: float = noise) -> float:
             return p * 1000 / gamma * em.exit_time_annealed(p, 1000, gamma, noise, 0.1)
 
-        found = optimize.minimize_scalar(
+        optimum = optimize.minimize_scalar(
             steps, bounds=(best / 3, 1.5 * best), method="bounded", options={"xatol": 1e-9}
         )
-        assert found.x == pytest.approx(best, rel=1e-5)
+        assert optimum.x == pytest.approx(best, rel=1e-5)
         assert em.minimal_steps(p, 1000, noise, 0.1) == pytest.approx(steps(best), rel=1e-12)
         assert em.minimal_steps(p, 1000, noise, 0.1, admissible=False) == pytest.approx(
             steps(best), rel=1e-12
@@ -490,7 +495,7 @@ def test_learning_rates():
     with pytest.warns(
         UserWarning, match=r"gamma_opt = 0.287\d* at p = 2 .* only below .* = 0.2867"
     ):
-        em.optimal_lr(2, 1.95)  # admissible from noise = 8 - 4/p - 16/p^2 = 2 on
+        em.optimal_lr(2, 1.95)  # admissible for noise of at least 8 - 4/p - 16/p^2 = 2
     with pytest.warns(UserWarning, match=r"gamma_opt = 0.4 at p = 2 .* = 0.333333"):
         assert em.optimal_lr(2, 0.0) == pytest.approx(0.4)
     limited = em.minimal_steps(2, 1000, 0.0, 0.1)
@@ -503,13 +508,13 @@ def test_learning_rates():
 def test_gain_is_the_limit_of_the_minimal_steps():
     noise = np.array([0.0, 3.0, 8.0, 20.0])
     for admissible in (True, False):
-        one, wide = (
+        narrow, wide = (
             em.minimal_steps(p, 10**14, noise, 0.5, admissible=admissible) for p in (1, 10**6)
         )
         logarithms = np.log(0.5e14) / np.log(0.25e14)
         np.testing.assert_allclose(
             em.overparametrization_gain(noise, admissible=admissible),
-            one / wide / logarithms,
+            narrow / wide / logarithms,
             rtol=1e-5,
         )
     assert em.overparametrization_gain(0.0) == pytest.approx(10 / 3)
@@ -520,12 +525,11 @@ def test_stable_rate_against_the_ode():
     bound = em.largest_stable_lr(2, 0.0)
     assert final_excess(2, 0.9 * bound, 0.0) < 0.01
     assert final_excess(2, 1.1 * bound, 0.0) > 0.3
-    assert final_excess(2, 0.4, 0.0) == pytest.approx(1.02, abs=0.02)  # gamma_opt: stalls
-    assert final_excess(5, 125 / 68, 0.0) == pytest.approx(
-        2.0, abs=0.02
-    )  # gamma_opt: goes to the maximum of the risk
-    # with noise parallel rows separate, at the rate of the docstring, and the network does better
-    # than a single unit with rate gamma/p
+    # At gamma_opt, the risk stalls for p = 2 and increases to its maximum for p = 5.
+    assert final_excess(2, 0.4, 0.0) == pytest.approx(1.02, abs=0.02)
+    assert final_excess(5, 125 / 68, 0.0) == pytest.approx(2.0, abs=0.02)
+    # With label noise, parallel rows separate at the rate 8 (1 - m^2) (1 - 4 rate), and the risk is
+    # lower than that of a single unit with the rate gamma/p.
     rate, noise = 0.1, 1.0
     m2, distance = 1 - rate * noise / (2 * (1 - 6 * rate)), 1e-6
     Q = np.array([[1, 1 - distance], [1 - distance, 1]])
@@ -551,13 +555,14 @@ def test_covariance_of_the_increments():
         np.testing.assert_allclose(
             covariance, (weights * centred) @ centred.T, rtol=1e-11, atol=1e-10
         )
-        # one step of SGD on the sphere at finite d, |x|^2 random too: the gap to the projected
-        # covariance goes as 1/d
+        # One step of SGD on the sphere at finite d, with the fluctuations of |x|^2. The variance of
+        # m differs from that of the projected increment by a relative O(1/d).
         projected = np.array([1, -m / 2]) @ covariance @ np.array([1, -m / 2])
         gaps = []
         for d in (10**5, 10**6):
             n = np.arange(3)
-            half = (d - 2) / 2  # Gauss-Laguerre for chi^2 with d - 2 degrees of freedom
+            # Gauss-Laguerre rule for chi^2 with d - 2 degrees of freedom (Golub-Welsch)
+            half = (d - 2) / 2
             off = np.sqrt(n[1:] * (n[1:] + half - 1))
             chi2, vectors = np.linalg.eigh(
                 np.diag(2 * n + half) + np.diag(off, 1) + np.diag(off, -1)
@@ -565,17 +570,11 @@ def test_covariance_of_the_increments():
             g, point_weights = gauss(3, 8)
             joint = point_weights[:, None] * vectors[0] ** 2
             norm = ((g[0] ** 2 + (lam - m * star) ** 2 / (1 - m**2))[:, None] + 2 * chi2) / d
-            q = (
-                1
-                + (
-                    (4 * gamma * error * lam**2)[:, None]
-                    + (4 * gamma**2 * error**2 * lam**2)[:, None] * norm
-                )
-                / d
-            )
-            change = (
-                ((m + 2 * gamma * error * lam * star / d)[:, None] / np.sqrt(q) - m) * d / gamma
-            )
+            # m and the squared norm q of the row after the step, before normalisation
+            next_m = (m + 2 * gamma * error * lam * star / d)[:, None]
+            linear, quadratic = 4 * gamma * error * lam**2, 4 * gamma**2 * error**2 * lam**2
+            q = 1 + (linear[:, None] + quadratic[:, None] * norm) / d
+            change = (next_m / np.sqrt(q) - m) * d / gamma
             gaps.append((joint * (change - (joint * change).sum()) ** 2).sum() / projected - 1)
         assert abs(gaps[1]) < 2e-3
         assert gaps[0] / gaps[1] == pytest.approx(10, rel=0.1)
@@ -584,8 +583,9 @@ def test_covariance_of_the_increments():
 
 @pytest.mark.parametrize("constraint", [None, "sphere"])
 def test_critical_points_against_a_dense_hessian(constraint: str | None):
-    """Gradient and Hessian of the quadrature of the loss in d = 6 (complex steps, exact for
-    polynomials).
+    """Gradient and Hessian of the population risk in d = 6, which a quadrature gives exactly.
+
+    The Hessian is the derivative of the gradient by complex steps, exact to rounding.
     """
     d, rho, noise = 6, 1.7, 0.3
     x, weights = gauss(d, 3)
@@ -598,14 +598,14 @@ def test_critical_points_against_a_dense_hessian(constraint: str | None):
         field = w @ x
         return x @ (weights * -2 * ((teacher @ x) ** 2 - field**2) * field)
 
-    found = em.critical_points(rho, noise, d=d, constraint=constraint)
-    assert [point.kind for point in found] == [
+    points = em.critical_points(rho, noise, d=d, constraint=constraint)
+    assert [point.kind for point in points] == [
         *(["maximum"] if constraint is None else []),
         "saddle",
         "minimum",
         "minimum",
     ]
-    for point in found:
+    for point in points:
         w = (
             point.overlap / rho * teacher
             + np.sqrt(point.norm - point.overlap**2 / rho) * orthogonal
@@ -668,18 +668,16 @@ def test_bad_input(call, message: str):
         call()
 
 
-def test_no_learning_is_infinite_and_says_so():
+def test_exit_time_without_learning_is_infinite_with_a_warning():
     for call in (
         lambda: em.exit_time_annealed([1, 5], 100, 0.2, 0.0, 0.1),
         lambda: em.exit_time_quenched([1, 5], 100, 0.2, 0.0, 0.1),
         lambda: em.exit_time_corrected([1, 5], 100, 0.2, 0.0, 0.1),
     ):
-        with pytest.warns(
-            UserWarning,
-            match="gamma = 0.2: nothing is learned at p = 1, noise = 0, .* Use gamma below 0.166667",
-        ) as seen:
+        message = "gamma = 0.2: nothing is learned at p = 1, noise = 0, .* Use gamma below 0.166667"
+        with pytest.warns(UserWarning, match=message) as warnings:
             times = call()
-        assert len(seen) == 1
+        assert len(warnings) == 1
         assert times[0] == np.inf
         assert np.isfinite(times[1])
     with pytest.warns(UserWarning, match="Use gamma below"):

@@ -1,6 +1,4 @@
-"""The closed results on Gaussian mixtures at snr = infinity, against the flow, SGD itself, and
-exact enumerations.
-"""
+"""Gaussian mixtures at snr = infinity: closed results against the flow, SGD, and enumerations."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ DIRECTION = {"+": 0, "-": 0, "mu+": 0, "mu-": 0, "nu+": 1, "nu-": 1}
 
 
 def fixed_point(kind, a, types):
-    """M and its entry in each unit's own direction, written out from the paper's list."""
+    """The overlaps M of a fixed point of the paper's list, and the direction of each unit."""
     values = {"+": 1, "-": 1, "mu+": 1, "mu-": -1, "nu+": 1, "nu-": -1}
     own = np.array([DIRECTION[name] for name in types])
     M = np.zeros((len(a), 1 if kind == "binary" else 2))
@@ -48,18 +46,18 @@ def fixed_point(kind, a, types):
 
 
 def cases():
-    """An arc and an optimal fixed point of each kind."""
-    found = []
+    """Test cases (kind, a, types argument, types): an arc and an optimal point of each kind."""
+    parameters = []
     for kind, a in ARCS.items():
         arc = ("+", "+") if kind == "binary" else ("mu+", "mu+", "nu+", "nu+")
         best = np.sqrt(ring_radius(kind, AL)) * np.array(
             [1, -1] if kind == "binary" else [1, 1, -1, -1]
         )
-        found += [
+        parameters += [
             pytest.param(kind, a, None, arc, id=f"{kind}-arc"),
             pytest.param(kind, best, SPLIT[kind], SPLIT[kind], id=f"{kind}-best"),
         ]
-    return found
+    return parameters
 
 
 def test_rings():
@@ -76,46 +74,51 @@ def test_rings():
 
 
 def test_components():
-    found = mixture_components()
-    assert len(found) == 39
-    assert Counter(len(one.active) for one in found) == {0: 1, 1: 4, 2: 6, 3: 4, 4: 24}
-    assert sum(one.stable for one in found) == 24
-    assert sorted(stratum for one in found for stratum in one.strata) == sorted(
+    components = mixture_components()
+    assert len(components) == 39
+    counts = Counter(len(component.active) for component in components)
+    assert counts == {0: 1, 1: 4, 2: 6, 3: 4, 4: 24}
+    assert sum(component.stable for component in components) == 24
+    assert sorted(stratum for component in components for stratum in component.strata) == sorted(
         itertools.product(("0", *SPLIT["xor"]), repeat=4)
     )
-    for one in found:
-        assert one.dimension == (4 - len(one.active) if one.active else 0)
-        assert one.stable == (len(one.active) == 4)
-        assert all(
-            {name for name in stratum if name != "0"} == set(one.active) for stratum in one.strata
-        )
-    assert [(len(one.active), one.dimension, one.stable) for one in mixture_components("binary")] == [
-        (0, 0, False), (1, 1, False), (1, 1, False), (2, 0, True), (2, 0, True),
-    ]  # fmt: skip
-    # with a spare unit all optima are connected; with fewer units than types nothing is left to
-    # grow
-    assert [one.stable for one in mixture_components("xor", 5)] == [False] * 15 + [True]
-    assert sum(one.stable for one in mixture_components("xor", 2)) == 12
+    for component in components:
+        assert component.dimension == (4 - len(component.active) if component.active else 0)
+        assert component.stable == (len(component.active) == 4)
+        for stratum in component.strata:
+            assert {name for name in stratum if name != "0"} == set(component.active)
+    binary = mixture_components("binary")
+    assert [len(component.active) for component in binary] == [0, 1, 1, 2, 2]
+    assert [component.dimension for component in binary] == [0, 1, 1, 0, 0]
+    assert [component.stable for component in binary] == [False, False, False, True, True]
+    # A spare unit connects all optima. With fewer units than types, no idle unit can grow.
+    assert [component.stable for component in mixture_components("xor", 5)] == [False] * 15 + [True]
+    assert sum(component.stable for component in mixture_components("xor", 2)) == 12
 
 
 @pytest.mark.slow
 def test_representatives_are_fixed_points():
     for kind in ("binary", "xor"):
-        points = [one.representative(AL) for one in mixture_components(kind)]
+        components = mixture_components(kind)
+        points = [component.representative(AL) for component in components]
         M, Q, a = (np.stack([point[name] for point in points]) for name in ("M", "Q", "a"))
         moved = solve_infinite_snr(kind, M, Q, a, times=[5.0], weight_decay=AL)
         np.testing.assert_allclose(moved["M"][:, 0], M, atol=1e-9)
         np.testing.assert_allclose(moved["a"][:, 0], a, atol=1e-9)
-        share = [(1 + len(one.active) / len(SPLIT[kind])) / 2 for one in mixture_components(kind)]
-        np.testing.assert_allclose(infinite_snr_accuracy(kind, M, a), share)
+        # Clusters of active types are classified correctly, the others at chance.
+        accuracy = [(1 + len(component.active) / len(SPLIT[kind])) / 2 for component in components]
+        np.testing.assert_allclose(infinite_snr_accuracy(kind, M, a), accuracy)
 
 
 def test_stability_of_every_stratum():
-    # a random point of each of the 625 strata, perturbed: an idle unit can be sent to a missing
-    # type, else all stays near
+    """Perturb a random point of each of the 625 strata and follow the flow.
+
+    If a unit is idle and a type is missing, a perturbation of the unit towards the missing type
+    grows, and the flow leaves the stratum. Otherwise the flow stays near the point.
+    """
     rng, alpha, small = np.random.default_rng(0), 0.05, 1e-3
     C = ring_radius("xor", alpha)
-    strata = [stratum for one in mixture_components() for stratum in one.strata]
+    strata = [stratum for component in mixture_components() for stratum in component.strata]
     a, M, leaves = (
         np.zeros((len(strata), 4)),
         np.zeros((len(strata), 4, 2)),
@@ -123,26 +126,19 @@ def test_stability_of_every_stratum():
     )
     for n, stratum in enumerate(strata):
         for name in SPLIT["xor"]:
-            mine = np.array([one == name for one in stratum])
-            size = rng.uniform(0.3, 1, size=4) * mine
+            has_type = np.array([unit_type == name for unit_type in stratum])
+            size = rng.uniform(0.3, 1, size=4) * has_type
             a[n] += (1 if name[:2] == "mu" else -1) * size * np.sqrt(C / max(size @ size, 1e-300))
         for unit, name in enumerate(stratum):
             if name != "0":
                 M[n, unit, DIRECTION[name]] = a[n, unit] * (1 if name[2] == "+" else -1)
-        idle, missing = (
-            [u for u in range(4) if stratum[u] == "0"],
-            [name for name in SPLIT["xor"] if name not in stratum],
-        )
-        leaves[n] = bool(idle and missing)
-    v, m = (
-        a + small * rng.uniform(-1, 1, size=a.shape),
-        M + small * rng.uniform(-1, 1, size=M.shape),
-    )
+        has_missing_type = any(name not in stratum for name in SPLIT["xor"])
+        leaves[n] = "0" in stratum and has_missing_type
+    v = a + small * rng.uniform(-1, 1, size=a.shape)
+    m = M + small * rng.uniform(-1, 1, size=M.shape)
     for n in np.nonzero(leaves)[0]:
-        unit, name = (
-            strata[n].index("0"),
-            next(name for name in SPLIT["xor"] if name not in strata[n]),
-        )
+        unit = strata[n].index("0")
+        name = next(name for name in SPLIT["xor"] if name not in strata[n])
         v[n, unit] = small * (1 if name[:2] == "mu" else -1)
         m[n, unit] = 0
         m[n, unit, DIRECTION[name]] = v[n, unit] * (1 if name[2] == "+" else -1)
@@ -162,7 +158,8 @@ def test_probabilities():
     assert success_probability("xor") == 3 / 32
     assert active_types_probability() == (1 / 64, 21 / 64, 9 / 16, 3 / 32)
     assert success_probability("xor", 3) == 0
-    # all signatures of five units, by hand: v > 0 goes by the sign of m^mu, v < 0 by that of m^nu
+    # Enumerate all signs of five units. The sign of m^mu decides the type of a unit with v > 0,
+    # and the sign of m^nu that of a unit with v < 0.
     ends = [
         {(v, mu if v else nu) for v, mu, nu in units}
         for units in itertools.product(itertools.product((0, 1), repeat=3), repeat=5)
@@ -171,16 +168,17 @@ def test_probabilities():
     assert active_types_probability("xor", 5) == tuple(count[n] / 8**5 for n in (1, 2, 3, 4))
 
 
-def check_measured(kind, runs, width=None, **more):
-    found = measured_success(kind, AL, runs=runs, width=width, **more)
+def check_measured(kind, runs, width=None, seed=0):
+    """Compare the measured numbers of active types with their exact distribution."""
+    measured = measured_success(kind, AL, runs=runs, width=width, seed=seed)
     expected = np.array([0.0, *active_types_probability(kind, width)])
-    assert sum(found.counts) == runs == found.runs
-    assert found.counts[0] == 0
-    assert stats.chisquare(found.counts[1:], runs * expected[1:]).pvalue > 1e-6
+    assert sum(measured.counts) == runs == measured.runs
+    assert measured.counts[0] == 0
+    assert stats.chisquare(measured.counts[1:], runs * expected[1:]).pvalue > 1e-6
     p = success_probability(kind, width)
-    assert abs(found.fraction - p) < Z * np.sqrt(p * (1 - p) / runs)
+    assert abs(measured.fraction - p) < Z * np.sqrt(p * (1 - p) / runs)
     np.testing.assert_allclose(
-        found.standard_error, np.sqrt(found.fraction * (1 - found.fraction) / runs)
+        measured.standard_error, np.sqrt(measured.fraction * (1 - measured.fraction) / runs)
     )
 
 
@@ -198,8 +196,10 @@ def test_measured_success_of_many_runs(kind):
 
 @lru_cache
 def jacobian(kind):
-    """The rate of (v, m in the units' own directions) and its Jacobian by automatic
-    differentiation, jitted.
+    """A compiled function that returns the rate of (v, m) and its Jacobian.
+
+    The overlap m of each unit is the one with its own direction. The Jacobian is computed by
+    automatic differentiation.
     """
 
     def rate(u, alpha, own, side):
@@ -224,8 +224,9 @@ def test_rescaled_drift_is_the_jacobian(kind, a, types, names):
 
 
 def sgd_step(kind, W, v, cluster):
-    """The gradient of one sample's loss at snr = infinity in full space: rows W (K, d), x = the
-    cluster's mean.
+    """Gradient of one sample's loss in d dimensions, for the rows W (K, d) and the head v.
+
+    At snr = infinity the input x is the mean of its cluster.
     """
     x = np.zeros(W.shape[1])
     direction, sign = divmod(cluster, 2)
@@ -257,7 +258,7 @@ def test_arc_spectrum_and_its_ends():
     np.testing.assert_allclose(
         np.linalg.eigvalsh(A), sorted([0, -2 * AL, -2 * AL, -2 * C * (AL - 2 * AL**2)]), atol=1e-14
     )
-    # noise only along the mode that relaxes
+    # The noise acts only along the mode that relaxes.
     rho = np.tile(ARCS["binary"], 2)
     np.testing.assert_allclose(Sigma @ rho, 2 * C * AL**2 * rho, rtol=1e-12)
     for kind in ("binary", "xor"):
@@ -268,7 +269,8 @@ def test_arc_spectrum_and_its_ends():
         for n, arc in enumerate(arcs):
             modes[n, :, arc] = a[arc]
         modes = modes.reshape(len(arcs), -1)
-        # rho' = - rate rho + noise: the stationary covariance solves a Lyapunov equation
+        # The modes are an Ornstein-Uhlenbeck process, d rho = rate rho dt + noise, whose stationary
+        # covariance solves a Lyapunov equation.
         rate = modes @ A @ np.linalg.pinv(modes)
         np.testing.assert_allclose(modes @ A, rate @ modes, atol=1e-13)
         covariance = linalg.solve_continuous_lyapunov(rate, -modes @ Sigma @ modes.T)
@@ -285,80 +287,83 @@ def test_arc_paths_have_the_law_of_the_sde():
     covariance = np.zeros((8, 8))
     for n in (1, 2, 3):
         step = times[n] - times[n - 1]
-        # covariance' = A c + c A + Sigma, as one linear system
+        # d covariance/dt = A covariance + covariance A + Sigma, written as one linear system.
         flow = np.kron(A, np.eye(8)) + np.kron(np.eye(8), A)
-        both = np.block([[flow, Sigma.reshape(-1, 1)], [np.zeros((1, 65))]])
-        covariance = (linalg.expm(both * step) @ np.append(covariance.ravel(), 1.0))[:-1].reshape(
-            8, 8
-        )
+        system = np.block([[flow, Sigma.reshape(-1, 1)], [np.zeros((1, 65))]])
+        vector = linalg.expm(system * step) @ np.append(covariance.ravel(), 1.0)
+        covariance = vector[:-1].reshape(8, 8)
         mean = linalg.expm(A * times[n]) @ start
         spread = np.sqrt(np.diag(covariance))
         assert np.all(np.abs(u[:, n].mean(axis=0) - mean) < Z * spread / np.sqrt(runs) + 1e-12)
         error = np.sqrt((np.outer(spread**2, spread**2) + covariance**2) / runs)
         assert np.all(np.abs(np.cov(u[:, n].T) - covariance) < (Z + 1) * error + 1e-12)
     np.testing.assert_array_equal(arc_paths(kind, a, AL, times, 10, seed=3, start=start), u[:10])
-    # two times at once are a Markov chain: what is left after the mean is independent of the past
-    left = u[:, 2] - u[:, 1] @ linalg.expm(0.5 * A)
-    assert np.abs(np.corrcoef(left[:, 0], u[:, 1, 0])[0, 1]) < Z / np.sqrt(runs)
+    # The paths are a Markov chain: the residual of the conditional mean is independent of the past.
+    residual = u[:, 2] - u[:, 1] @ linalg.expm(0.5 * A)
+    assert np.abs(np.corrcoef(residual[:, 0], u[:, 1, 0])[0, 1]) < Z / np.sqrt(runs)
 
 
 @pytest.mark.parametrize("kind", ["binary", "xor"])
 def test_sgd_has_the_stationary_variance_of_the_arc(kind):
-    # sqrt(N) around a point of the arc(s): what remains of the clusters is f on the arcs; rate of
-    # rho .22 (binary), .049 (XOR)
+    """Fluctuations of order 1/sqrt(N) around a point of the arcs have the stationary covariance.
+
+    Near the arcs, the sample enters only by the arc whose cluster was drawn. The mode rho of an arc
+    relaxes at rate 0.22 (binary) or 0.049 (XOR).
+    """
     N, runs, rng, a = 150, 1000, np.random.default_rng(1), ARCS[kind]
     time = 15.0 if kind == "binary" else 50.0
     v, m = np.tile(a, (runs, 1)), np.tile(a, (runs, 1))
     arcs = np.array([a > 0]) if kind == "binary" else np.array([a > 0, a < 0])
     sign = np.sign(a)
-    # one of 2 (4) clusters is seen by each arc; on the others its units are off
+    # Each arc is active on one of the 2 (binary) or 4 (XOR) clusters. On the other clusters its
+    # units are off.
     for c in rng.integers(2 * len(arcs), size=(round(N * time), runs)):
         on = (c[:, None] == np.arange(len(arcs))) @ arcs
         e = special.expit(-np.sum(on * np.abs(v * m), axis=1))[:, None] * sign * on
         v, m = v + (e * np.abs(m) - AL * v) / N, m + (e * np.abs(v) - AL * m) / N
     rho = np.sqrt(N) * ((v + m - 2 * a) * a) @ arcs.T
     expected = np.atleast_2d(arc_variance(AL, kind))
-    found = np.atleast_2d(np.cov(rho.T))
+    measured = np.atleast_2d(np.cov(rho.T))
     variances = np.diag(expected)
     error = np.sqrt((np.outer(variances, variances) + expected**2) / runs)
-    # Z standard errors, what has not relaxed yet, and O(1/N)
-    slow = np.exp(
-        -2 * time * 2 * ring_radius(kind, AL) * (AL - AL**2 * (2 if kind == "binary" else 4))
-    )
-    assert np.all(np.abs(found - expected) < Z * error + (slow + 3 / N) * variances.max())
+    # The tolerance is Z standard errors, the transient that has not decayed yet, and O(1/N).
+    clusters = 2 if kind == "binary" else 4
+    rate = 2 * ring_radius(kind, AL) * (AL - clusters * AL**2)
+    transient = np.exp(-2 * time * rate)
+    assert np.all(np.abs(measured - expected) < Z * error + (transient + 3 / N) * variances.max())
 
 
 def exact_optimum(kind, snr):
-    """|v| at the optimal fixed point with R = 0, where |m| = |v| = b and al = - sum_c w E[x_mu
-    1{x_mu > 0} e_c], by quadrature.
+    """Size b of the units at the optimal fixed point with R = 0, by quadrature.
+
+    There |m| = |v| = b, where b solves al = - sum_c w_c E[x_mu 1{x_mu > 0} e_c]. The sum is over
+    the clusters c with weights w_c, and e_c is the error on a sample of cluster c.
     """
     z, weight = np.polynomial.hermite_e.hermegauss(60)
     weight /= weight.sum()
-    half, area = np.polynomial.legendre.leggauss(80)
-    half, area = (
-        5 * (half + 1),
-        5 * area * np.exp(-0.5 * (5 * (half + 1)) ** 2) / np.sqrt(2 * np.pi),
-    )  # z > 0
+    nodes, area = np.polynomial.legendre.leggauss(80)
+    half = 5 * (nodes + 1)  # the half line z > 0, up to 10 standard deviations
+    area = 5 * area * np.exp(-0.5 * half**2) / np.sqrt(2 * np.pi)
     near, far = 1 + z / np.sqrt(snr), half / np.sqrt(snr)
 
     def balance(b):
         if kind == "binary":  # f = b^2 x_mu
             return AL - 0.5 * weight @ (near * special.expit(-(b**2) * near))
-        # f = b^2 (|x_mu| - |x_nu|): on mu+ x_mu is near 1 and x_nu of either sign, on nu+- the
-        # other way round, and x_mu > 0
-        served = 2 * np.einsum(
+        # f = b^2 (|x_mu| - |x_nu|). In the cluster mu+, x_mu is near 1 and x_nu has either sign;
+        # in nu+ and nu-, x_nu is near 1 and x_mu > 0 is small.
+        aligned = 2 * np.einsum(
             "i,j,ij", weight, area, near[:, None] * special.expit(-(b**2) * (near[:, None] - far))
         )
-        others = 2 * np.einsum(
+        orthogonal = 2 * np.einsum(
             "i,j,ij", weight, area, far * special.expit(b**2 * (far - near[:, None]))
         )
-        return AL - 0.25 * (served - others)
+        return AL - 0.25 * (aligned - orthogonal)
 
     return optimize.brentq(balance, 0.1, 3.0, xtol=1e-15)
 
 
 def test_optimum_at_large_snr():
-    # binary to O(snr^-2), XOR to O(1/snr)
+    # The expansion leaves an error O(snr^-2) for the binary mixture, and O(1/snr) for XOR.
     gaps = np.array(
         [exact_optimum("binary", snr) - optimum("binary", AL, snr) for snr in (100, 200, 400)]
     )
@@ -367,7 +372,7 @@ def test_optimum_at_large_snr():
         [exact_optimum("xor", snr) - optimum("xor", AL, snr) for snr in (1e4, 2e4, 4e4)]
     )
     np.testing.assert_allclose(gaps[:-1] / gaps[1:], 2, rtol=0.1)
-    # with R, at c_delta = 1
+    # Reference values with R included, at c_delta = 1.
     assert abs(optimum("binary", AL, 100) - 1.173936869495) < 1 / 100**2
     assert abs(exact_optimum("xor", 1000) - 0.609402) < 2e-4
     assert optimum("xor", AL, np.inf) == np.sqrt(ring_radius("xor", AL))
@@ -414,7 +419,7 @@ def test_above_the_threshold_only_zero_is_left():
 
 
 def test_types_cover_the_clusters():
-    # every cluster is served by exactly one type, with the head's sign that its label asks for
+    # Exactly one type belongs to each cluster, and the sign of its head agrees with the label.
     assert sorted(mixtures.TYPES["binary"].values()) == [(0, -1, -1), (0, 1, 1)]
     assert sorted(mixtures.TYPES["xor"].values()) == [
         (0, -1, 1),

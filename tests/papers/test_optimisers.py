@@ -1,4 +1,4 @@
-"""Optimisers: the drift of reuse against its definition, figures and verdicts on all of them."""
+"""Optimisers: the drift of SGD that reuses each sample, against its definition."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from sgdynamics.papers import optimisers as paper
 
 
 @pytest.mark.parametrize("times", [1, 2, 3, 4])
-def test_drift_of_reuse_is_that_of_moves_along_a_sample(times):
-    """Moves of the field by -lr h, h = (f - y) s'(lam) w, averaged over fields by quadrature; a
-    network of one unit, its own f left out.
+def test_drift_of_reuse_is_the_mean_of_repeated_steps_on_a_sample(times):
+    """The drift is the mean over samples of the teacher's field times the total movement.
+
+    Each of the `times` steps on a sample moves the field lam of the unit by -lr (f - y) s'(lam) w,
+    where f = w s(lam) is the output of a network of this unit alone. The mean is a quadrature.
     """
     q, w, lr = 0.7, 0.5, 2e-4
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
@@ -29,13 +31,13 @@ def test_drift_of_reuse_is_that_of_moves_along_a_sample(times):
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda: paper.reuse_drift(-0.1, 2, 0.5, 1.0), "lr = -0.1"),
         (lambda: paper.reuse_drift(0.1, 0, 0.5, 1.0), "times = 0"),
         (lambda: paper.reuse_drift(0.1, 2, 0.5, [1.0, 0.0]), "q = "),
     ],
 )
-def test_bad_numbers_are_named(call, says):
-    with pytest.raises(ValueError, match=says):
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
         call()

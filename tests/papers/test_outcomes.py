@@ -26,12 +26,13 @@ AL = 0.1
 @pytest.mark.parametrize("kind", ["binary", "xor"])
 def test_rule_finds_the_active_types_of_every_fixed_point(kind):
     components = mixture_components(kind)
-    points = [one.representative(AL) for one in components]
+    points = [component.representative(AL) for component in components]
     M, a = (np.stack([point[name] for point in points]) for name in ("M", "a"))
-    for size in (0.8, 1.2):  # and of what is not far from it
-        found = active_types(kind, size * M, a, AL)
-        assert [tuple(np.array(list(TYPES[kind]))[row]) for row in found] == [
-            one.active for one in components
+    names = np.array(list(TYPES[kind]))
+    for size in (0.8, 1.2):  # points near the fixed point have the same active types
+        active = active_types(kind, size * M, a, AL)
+        assert [tuple(names[row]) for row in active] == [
+            component.active for component in components
         ]
         assert not active_types(kind, size * M, -a, AL).any()
 
@@ -42,22 +43,20 @@ def test_outcome_of_a_result():
     C = ring_radius("xor", AL)
     v = 0.9 * math.sqrt(C) * np.array([[1, 1, -1, -1], [1, 1, -1, -1]])
     M = np.zeros((2, 4, 2))
-    M[:, [0, 1], 0] = (
-        0.9 * math.sqrt(C) * np.array([[1, -1], [0.7, 0.7]])
-    )  # the second serves mu+ twice
+    # In the second run, two units have type mu+ and none has type mu-.
+    M[:, [0, 1], 0] = 0.9 * math.sqrt(C) * np.array([[1, -1], [0.7, 0.7]])
     M[:, [2, 3], 1] = 0.9 * math.sqrt(C) * np.array([1, -1])
-    begin = sgd.start(problem, M=M, Q=M @ np.swapaxes(M, 1, 2), a=v)
-    found = outcome(
-        sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), begin, times=np.linspace(0, 30, 25))
-    )
-    assert found.active.dims == ("run", "time", "type")
-    assert found.type.values.tolist() == ["mu+", "mu-", "nu+", "nu-"]
-    np.testing.assert_array_equal(found.active[:, -1], [[True] * 4, [True, False, True, True]])
-    np.testing.assert_array_equal(found.optimal[:, -1], [True, False])
+    start = sgd.start(problem, M=M, Q=M @ np.swapaxes(M, 1, 2), a=v)
+    result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), start, times=np.linspace(0, 30, 25))
+    outcomes = outcome(result)
+    assert outcomes.active.dims == ("run", "time", "type")
+    assert outcomes.type.values.tolist() == ["mu+", "mu-", "nu+", "nu-"]
+    np.testing.assert_array_equal(outcomes.active[:, -1], [[True] * 4, [True, False, True, True]])
+    np.testing.assert_array_equal(outcomes.optimal[:, -1], [True, False])
 
 
 def test_growth_of_a_small_unit():
-    # the drift of v at v = m = s -> 0, by quadrature over the one coordinate that the unit sees
+    # The drift of v at v = m = s -> 0, by quadrature over the projection of x on the unit.
     s = 1e-5
     for alpha, snr in ((0.1, 20.0), (0.05, 3.0)):
         drift = -alpha * s

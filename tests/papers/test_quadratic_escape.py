@@ -1,4 +1,4 @@
-"""The plateau of one-pass SGD in quadratic networks: growth rate, best learning rate, and noise."""
+"""The plateau of one-pass SGD in quadratic networks: growth rate, best learning rate, noise."""
 
 from __future__ import annotations
 
@@ -22,48 +22,52 @@ def test_plateau_of_sgd_and_its_best_rate(p, p_star):
         d_rho, d_Q = qn.drift(rho, norm * np.eye(p), eta)
         np.testing.assert_allclose(d_Q, 0, atol=1e-14)
         np.testing.assert_allclose(d_rho, eta * growth * rho, rtol=1e-8)
-        # of the two fixed points the one that norms are drawn to
-        assert (
-            qn.drift(0 * rho, 1.01 * norm * np.eye(p), eta)[1][0, 0]
-            < 0
-            < qn.drift(0 * rho, 0.99 * norm * np.eye(p), eta)[1][0, 0]
-        )
+        # Of the two fixed points of the norm, this is the stable one.
+        above = qn.drift(0 * rho, 1.01 * norm * np.eye(p), eta)[1][0, 0]
+        below = qn.drift(0 * rho, 0.99 * norm * np.eye(p), eta)[1][0, 0]
+        assert above < 0 < below
     assert qn.plateau_growth(p, p_star, 0.0) == pytest.approx(
         (p / (p + 2), qn.growth_rates(p, p_star)[0]), rel=1e-13
     )
-    found = minimize_scalar(
+    optimum = minimize_scalar(
         lambda x: -x * qn.plateau_growth(p, p_star, x)[1],
         bounds=(0.5 * best, 1.3 * best),
         options={"xatol": 1e-9},
     )
-    assert found.x == pytest.approx(best, rel=1e-5)
+    assert optimum.x == pytest.approx(best, rel=1e-5)
     assert np.isnan(qn.plateau_growth(p, p_star, 10.0 * p)).all()
 
 
 def test_noise_of_sgd_in_small_overlaps():
-    # p = p* = 1 in three numbers a step, exactly: fields u, v and the chi of what lies outside; rho
-    # starts at 0, so all of it is noise
+    """The noise of SGD adds `noise_share` to the squared overlap that grows from the plateau.
+
+    For p = p* = 1, three random variables per step suffice: the field u of the teacher, the field
+    v of the student's orthogonal component, and the squared norm of the rest of the input. The
+    overlap starts at 0, so that all of the final overlap is noise.
+    """
     N, runs, x, tau = 3000, 3000, 0.05, 0.25
     rng = np.random.default_rng(0)
-    rho, rest = np.zeros(runs), np.ones(runs)
+    rho, orthogonal = np.zeros(runs), np.ones(runs)  # overlap, norm of the orthogonal component
     for _ in range(round(N * tau / x)):
         u, v = rng.standard_normal((2, runs))
-        field = rho * u + rest * v
+        field = rho * u + orthogonal * v
         force = (4 * x / N) * (u**2 - field**2) * field
-        outside = (
-            N - 2 + math.sqrt(2 * (N - 2)) * rng.standard_normal(runs)
-        )  # chi^2_(N - 2), to 1/sqrt(N)
-        rho, rest = rho + force * u, np.sqrt((rest + force * v) ** 2 + force**2 * outside)
+        # chi^2 with N - 2 degrees of freedom, in the normal approximation, of error 1/sqrt(N)
+        outside = N - 2 + math.sqrt(2 * (N - 2)) * rng.standard_normal(runs)
+        rho += force * u
+        orthogonal = np.sqrt((orthogonal + force * v) ** 2 + force**2 * outside)
 
-    def growing(_, y):
+    # The norm relaxes to the plateau, and log g is the logarithm of the growth of a small overlap.
+    def rate(_, y):
         d_rho, d_Q = qn.drift([[1e-6]], [[y[0]]], x)
         return [d_Q[0, 0], d_rho[0, 0] / 1e-6]
 
-    log_g = solve_ivp(growing, (0, tau / x), [1.0, 0.0], rtol=1e-8, atol=1e-10).y[1, -1]
+    log_g = solve_ivp(rate, (0, tau / x), [1.0, 0.0], rtol=1e-8, atol=1e-10).y[1, -1]
     measured, expected = N * (rho**2) * math.exp(-2 * log_g), qn.noise_share(1, 1, x)
-    error = Z * measured.std() / math.sqrt(runs) + 0.02 * expected  # 2% of it comes after tau
+    # 2% of the noise is added after tau.
+    error = Z * measured.std() / math.sqrt(runs) + 0.02 * expected
     assert abs(measured.mean() - expected) < error < 0.2 * expected
-    assert expected > 0.7  # no small thing beside the 1 of the start
+    assert expected > 0.7  # comparable to the contribution 1 of a random start
     assert qn.noise_share(6, 3, 1e-6) == pytest.approx(1e-4 * qn.noise_share(6, 3, 1e-2), rel=0.05)
 
 

@@ -1,6 +1,4 @@
-"""Scaling laws: closed formulas against what shares no code with them, a figure of each kind at a
-tiny size, verdicts on all of them.
-"""
+"""Scaling laws: closed formulas against sums over modes and integrated gradient flows."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from sgdynamics.papers import scaling_laws as paper
 @pytest.mark.parametrize(("s", "e"), [(1.25, 0.25), (2.0, 0.0), (1.5, 0.6)])
 def test_learning_exponents_are_those_of_the_sum_over_modes(s, e):
     j, t = np.arange(1.0, 3e5), np.array([400.0, 440.0])
-    loss = [np.sum(j ** (-s - 2 * e) * np.exp(-2 * j**-s * one)) for one in t]
-    # what is beyond the last mode has not moved
+    loss = [np.sum(j ** (-s - 2 * e) * np.exp(-2 * j**-s * time)) for time in t]
+    # The modes beyond the last one have not been learned: their sum is approximated by an integral.
     loss += j[-1] ** (1 - s - 2 * e) / (s + 2 * e - 1)
     assert -np.log(loss[1] / loss[0]) / np.log(t[1] / t[0]) == pytest.approx(
         paper.learning_exponent(s, e), abs=2e-3
@@ -23,26 +21,25 @@ def test_learning_exponents_are_those_of_the_sum_over_modes(s, e):
 
 
 def test_skills_follow_the_flow_of_their_own_population_risk():
-    """Three students and three teachers in eight dimensions, by the gradient of the risk as moments
-    of Gaussian inputs give it.
+    """Three students and three teachers in eight dimensions, under the spherical gradient flow.
+
+    The gradient of the population risk follows from the fourth moments of Gaussian inputs.
     """
     c, m0 = np.arange(1, 4.0) ** -1.5, 0.2
-    # each row has an own direction for what is not along its teacher
-    teachers, begin = (
-        np.eye(8)[:3],
-        np.stack([m0 * np.eye(8)[k] + np.sqrt(1 - m0**2) * np.eye(8)[5 + k] for k in range(3)]),
-    )
+    # The component of each row orthogonal to its teacher has an axis of its own.
+    axes = np.eye(8)
+    teachers, start = axes[:3], m0 * axes[:3] + np.sqrt(1 - m0**2) * axes[5:]
 
-    def right(_, y):
+    def rate(_, y):
         W = y.reshape(3, 8)
-        # f - y = x^T A x; E[(x^T A x) x x^T] = 2 A + tr(A), the trace is 0 on the sphere
+        # f - y = x^T A x, and E[(x^T A x) x x^T] = 2 A + tr(A) I; on the sphere tr(A) = 0.
         A = np.einsum("k,ki,kj->ij", c, W, W) - np.einsum("k,ki,kj->ij", c, teachers, teachers)
         grad = 2 * c[:, None] * (W @ (2 * A + np.trace(A) * np.eye(8)))
         grad -= np.sum(grad * W, axis=1)[:, None] * W
         return -grad.ravel()
 
     t = np.array([0.5, 3.0, 12.0])
-    W = solve_ivp(right, (0, t[-1]), begin.ravel(), t_eval=t, rtol=1e-10, atol=1e-12).y.T.reshape(
+    W = solve_ivp(rate, (0, t[-1]), start.ravel(), t_eval=t, rtol=1e-10, atol=1e-12).y.T.reshape(
         -1, 3, 8
     )
     m = np.diagonal(W[:, :, :3], axis1=1, axis2=2)
@@ -56,13 +53,14 @@ def test_skills_follow_the_flow_of_their_own_population_risk():
 def test_many_skills_sum_to_a_power_law(b):
     t = paper.emergence_time([30, 60], b, 0.1)
     loss = paper.emergence_loss(t, b, 0.1, skills=100_000).sum(axis=1)
-    tail = 2 * 0.99 * 100_000.5 ** (1 - 2 * b) / (2 * b - 1)  # skills beyond those, not learned yet
+    # The loss of the skills beyond these, which are not learned yet.
+    tail = 2 * 0.99 * 100_000.5 ** (1 - 2 * b) / (2 * b - 1)
     measured = -np.diff(np.log(loss + tail))[0] / np.diff(np.log(t))[0]
     assert measured == pytest.approx(paper.emergence_exponent(b), abs=3e-3)
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (
             lambda: paper.learning_exponent(0.5, 0.1),
@@ -74,6 +72,6 @@ def test_many_skills_sum_to_a_power_law(b):
         (lambda: paper.emergence_loss([1.0], 1.0, 1.0, 3), "overlap = 1.0"),
     ],
 )
-def test_bad_numbers_are_named(call, says):
-    with pytest.raises(ValueError, match=says):
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
         call()

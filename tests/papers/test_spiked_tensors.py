@@ -1,5 +1,6 @@
-"""Matrix and tensor PCA: reference values, the chain in law against vectors and true tensors, its
-limits, fixed points, figure 1.
+"""Matrix and tensor PCA: closed formulas, fixed points, limits, and the exact chain.
+
+The law of the chain is compared with SGD on vectors and on true tensors.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from sgdynamics.problems.spiked_tensor import SpikedTensor, spiked_random_start,
 from sgdynamics.simulation import running
 from tests.conftest import Z, same_law, slow
 
-GROUP = 256  # every test runs in groups of it, the quick figure in two: one program serves all
+# Simulations run in groups of this size, so that one compiled program serves several tests.
+GROUP = 256
 RUNS = 12 * GROUP
 
 
@@ -63,7 +65,7 @@ def test_the_pair_is_born_at_the_critical_snr():
         with pytest.warns(UserWarning, match="The critical snr is"):
             assert np.isnan(paper.correlated_fixed_points(k, critical * (1 - 1e-9), c)).all()
     assert paper.correlated_fixed_points(3, 8.0, 0.0) == (0.0, pytest.approx(2.0, rel=1e-14))
-    # the barrier to warm starts vanishes with c: snr m = c^2 for k = 3
+    # The barrier to warm starts vanishes with c: for k = 3 it is at snr m = c^2 as c -> 0.
     np.testing.assert_allclose(paper.correlated_fixed_points(3, 4.0, 1e-3)[0], 1e-6 / 4, rtol=1e-6)
 
 
@@ -72,31 +74,23 @@ def test_the_pair_is_born_at_the_critical_snr():
 @pytest.mark.parametrize(("lr", "batch"), [(1.0, 1), (0.0, 1), (0.9, 3)])
 @pytest.mark.parametrize("ridge", [0.0, 0.4, 60.0])
 def test_fixed_points_are_roots_with_the_numerical_jacobian(order, lr, batch, ridge):
-    problem, algorithm = (
-        SpikedTensor(order=order, snr=12.0, ridge=ridge),
-        sgd.OnePassSGD(lr=lr, batch=batch),
-    )
-    found = spiked_fixed_points(problem, algorithm)
-    numbers = limits.equation_parameters(problem, algorithm, None)
-    assert [point.risk for point in found] == sorted(point.risk for point in found)
-    assert any(point.m == 0 and point.r2 == 0 for point in found)
-    for point in found:
+    problem = SpikedTensor(order=order, snr=12.0, ridge=ridge)
+    algorithm = sgd.OnePassSGD(lr=lr, batch=batch)
+    points = spiked_fixed_points(problem, algorithm)
+    parameters = limits.equation_parameters(problem, algorithm, None)
+    assert [point.risk for point in points] == sorted(point.risk for point in points)
+    assert any(point.m == 0 and point.r2 == 0 for point in points)
+    for point in points:
         scale = abs(point.eigenvalues).max() + 1e-3
         assert point.residual < 1e-12 * scale
         step = 1e-6 * max(1e-3, abs(point.m), point.r2)
-        ahead = np.array(
-            [
-                limits.drift(numbers, point.m + dm, point.r2 + dr)
-                for dm, dr in ((step, 0.0), (0.0, step))
-            ]
-        )
-        behind = np.array(
-            [
-                limits.drift(numbers, point.m - dm, point.r2 - dr)
-                for dm, dr in ((step, 0.0), (0.0, step))
-            ]
-        )
-        slopes = np.sort(np.linalg.eigvals((ahead - behind).T / (2 * step)).real)[::-1]
+        # The Jacobian by central differences; rows are the directions of m and r2.
+        differences = []
+        for dm, dr in ((step, 0.0), (0.0, step)):
+            ahead = np.array(limits.drift(parameters, point.m + dm, point.r2 + dr))
+            behind = np.array(limits.drift(parameters, point.m - dm, point.r2 - dr))
+            differences.append((ahead - behind) / (2 * step))
+        slopes = np.sort(np.linalg.eigvals(np.array(differences).T).real)[::-1]
         np.testing.assert_allclose(point.eigenvalues.real, slopes, atol=1e-6 * scale)
         if abs(point.eigenvalues).max() > 0:
             assert point.stable == (slopes[0] < 0)
@@ -104,10 +98,10 @@ def test_fixed_points_are_roots_with_the_numerical_jacobian(order, lr, batch, ri
             assert point.m >= 0
     if lr < 1.0 or ridge != 0.4:
         return
-    # what the dynamics come to is among them
-    begin = spiked_start(problem, m=[1.5, 0.02, -1.0], r2=[0.2, 1.0, 0.5])
-    ends = sgd.solve_ode(problem, algorithm, begin, times=[40.0], rtol=1e-6).isel(time=0)
-    stable = np.array([(point.m, point.r2) for point in found if point.stable])
+    # The ODE ends at one of the stable fixed points.
+    start = spiked_start(problem, m=[1.5, 0.02, -1.0], r2=[0.2, 1.0, 0.5])
+    ends = sgd.solve_ode(problem, algorithm, start, times=[40.0], rtol=1e-6).isel(time=0)
+    stable = np.array([(point.m, point.r2) for point in points if point.stable])
     for end in zip(np.asarray(ends.m), np.asarray(ends.r2), strict=True):
         assert np.abs(stable - end).max(axis=1).min() < 1e-6, end
 
@@ -117,41 +111,42 @@ def test_fixed_points_are_roots_with_the_numerical_jacobian(order, lr, batch, ri
     [(2, 1.2, 0.5, 4), (3, 4.0, 0.5, 7), (4, 8.0, 0.1, 11), (5, 12.0, 0.0, 2)],
 )
 def test_no_fixed_point_is_missed(order, snr, ridge, count):
-    """Against a search that knows nothing of the equations in one unknown: Newton from random
-    places.
+    """Newton's method in the plane of m and r2, from 4000 random points, finds the same points.
+
+    The library solves equations in one unknown instead, which this search does not use.
     """
     problem, algorithm = SpikedTensor(order=order, snr=snr, ridge=ridge), sgd.OnePassSGD(lr=1.0)
-    numbers = limits.equation_parameters(problem, algorithm, None)
+    parameters = limits.equation_parameters(problem, algorithm, None)
     y = np.random.default_rng(order).uniform([-1.8, 0.0], [1.8, 1.2], (4000, 2))
     with np.errstate(all="ignore"):
         for _ in range(60):
-            rate = np.stack(limits.drift(numbers, *y.T), axis=-1)
-            slopes = limits.jacobian(numbers, *y.T)
+            rate = np.stack(limits.drift(parameters, *y.T), axis=-1)
+            slopes = limits.jacobian(parameters, *y.T)
             slopes = np.where(
                 np.abs(np.linalg.det(slopes))[:, None, None] > 1e-200, slopes, np.eye(2)
             )
             y = y - np.linalg.solve(slopes, rate[..., None])[..., 0]
-        good = (
-            (np.linalg.norm(limits.drift(numbers, *y.T), axis=0) < 1e-11)
+        converged = (
+            (np.linalg.norm(limits.drift(parameters, *y.T), axis=0) < 1e-11)
             & (y[:, 1] > -1e-9)
             & (np.abs(y).sum(axis=1) < 9)
         )
-    # x = 0 is known, and left out: without a ridge it is degenerate, and Newton creeps into it
-    away = y[:, 0] ** 2 + np.abs(y[:, 1]) > (1e-5 if ridge else 1e-2)
-    seen = np.unique(np.round(y[good & away], 6) + 0.0, axis=0)
-    known = np.array([(point.m, point.r2) for point in spiked_fixed_points(problem, algorithm)])
-    assert len(known) == count
-    for point in seen:
-        assert np.abs(known - point).max(axis=1).min() < 2e-6, point
-    assert len(seen) == count - 1
+    # x = 0 is always a fixed point and is left out. Without a ridge it is degenerate, so that
+    # Newton's method converges to it slowly.
+    nonzero = y[:, 0] ** 2 + np.abs(y[:, 1]) > (1e-5 if ridge else 1e-2)
+    roots = np.unique(np.round(y[converged & nonzero], 6) + 0.0, axis=0)
+    points = np.array([(point.m, point.r2) for point in spiked_fixed_points(problem, algorithm)])
+    assert len(points) == count
+    for root in roots:
+        assert np.abs(points - root).max(axis=1).min() < 2e-6, root
+    assert len(roots) == count - 1
 
 
 def test_verdicts_follow_proposition_3_2():
     def verdicts(order, snr, lr=1.0, ridge=0.0):
-        found = spiked_fixed_points(
-            SpikedTensor(order=order, snr=snr, ridge=ridge), sgd.OnePassSGD(lr=lr)
-        )
-        return {(round(point.m, 6), round(point.r2, 6)): point.verdict for point in found}
+        problem = SpikedTensor(order=order, snr=snr, ridge=ridge)
+        points = spiked_fixed_points(problem, sgd.OnePassSGD(lr=lr))
+        return {(round(point.m, 6), round(point.r2, 6)): point.verdict for point in points}
 
     assert verdicts(2, 0.8) == {(0, 0): "saddle", (0, 1): "stable"}
     assert verdicts(2, 1.0)[(0, 1)] == "marginal"
@@ -171,7 +166,7 @@ def test_verdicts_follow_proposition_3_2():
     }
     assert sorted(verdicts(4, 8.0).values()) == ["saddle"] * 3 + ["stable"] * 3
     assert verdicts(4, 16.0, lr=0.0) == {(2, 0): "stable", (-2, 0): "stable", (0, 0): "saddle"}
-    # a ridge above which nothing but x = 0 is left
+    # With a large ridge, x = 0 is the only fixed point.
     assert verdicts(2, 1.2, ridge=5.0) == {(0, 0): "stable"}
     assert verdicts(3, 4.0, ridge=50.0) == {(0, 0): "stable"}
     assert verdicts(3, 4.0, ridge=0.5)[(0, 0)] == "stable"
@@ -196,16 +191,16 @@ def test_ode_has_the_reference_values():
         result.risk, 1.44 - 2.4 * result.m**2 + (result.m**2 + result.r2) ** 2, rtol=1e-12
     )
     cubic = SpikedTensor(order=3, snr=4.0)
-    alone = sgd.solve_ode(
+    single = sgd.solve_ode(
         cubic, sgd.OnePassSGD(lr=1.0), spiked_start(cubic, m=0.1, r2=1.0), alpha=[1.0]
     )
-    np.testing.assert_allclose(alone.m[0, 0], 0.000404610468, rtol=1e-9)
-    # batch and lr enter as lr/batch
+    np.testing.assert_allclose(single.m[0, 0], 0.000404610468, rtol=1e-9)
+    # The ODE depends on lr and batch only by lr/batch.
     batch = sgd.solve_ode(
         cubic, sgd.OnePassSGD(lr=3.0, batch=3), spiked_start(cubic, m=0.1, r2=1.0), times=[1.0]
     )
-    np.testing.assert_allclose(batch.m, alone.m, rtol=1e-12)
-    # gradient flow keeps the direction orthogonal to the signal, and descends the risk to 0
+    np.testing.assert_allclose(batch.m, single.m, rtol=1e-12)
+    # Gradient flow decreases the risk at all times, and ends at m^k = snr, where the risk is 0.
     flow = sgd.solve_ode(
         cubic,
         sgd.OnePassSGD(lr=0.0),
@@ -214,7 +209,7 @@ def test_ode_has_the_reference_values():
     )
     assert np.all(np.diff(flow.risk[0]) <= 1e-9)
     np.testing.assert_allclose(flow.m[0, -1], 4 ** (1 / 3), rtol=1e-9)
-    # stiff: an implicit method takes over and ends at the fixed point
+    # At a large snr the ODE is stiff. The implicit method continues up to the fixed point.
     strong = SpikedTensor(order=4, snr=2000.0)
     stiff = sgd.solve_ode(
         strong, sgd.OnePassSGD(lr=0.5), spiked_start(strong, m=4.0, r2=0.1), times=[50.0], rtol=1e-6
@@ -227,12 +222,12 @@ def test_ode_has_the_reference_values():
     )
 
 
-def test_ode_at_small_n_can_diverge_alone():
+def test_one_run_of_the_ode_at_small_n_can_diverge():
     problem = SpikedTensor(order=3, snr=1.0)
-    begin = spiked_start(problem, m=[0.1, 3.0], r2=[0.5, 20.0])
+    start = spiked_start(problem, m=[0.1, 3.0], r2=[0.5, 20.0])
     with pytest.warns(UserWarning, match="runs diverged"):
         result = sgd.solve_ode(
-            problem, sgd.OnePassSGD(lr=0.5), begin, times=[0.0, 0.5, 1.0], dimension=40
+            problem, sgd.OnePassSGD(lr=0.5), start, times=[0.0, 0.5, 1.0], dimension=40
         )
     assert np.isfinite(result.m[0]).all()
     assert np.isnan(result.m[1, -1])
@@ -249,16 +244,18 @@ def test_one_step_in_closed_form_and_by_quadrature():
     np.testing.assert_allclose(
         covariance[0], [[7.84e-4, 3.695616e-4], [3.695616e-4, 0.004018938123264]], rtol=1e-11
     )
-    # any order and batch, against Gauss-Hermite points in (xi, z1, z2) of the chain's formula,
-    # written out again
+    # For any order and batch, the step of the chain is written out here and integrated over its
+    # normal variables (xi, z1, z2) by Gauss-Hermite quadrature::
+    #
+    #     m  -> A m + 2k snr delta m^(k-1) + b z1
+    #     r2 -> (A sqrt(r2) + b z2)^2 + b^2 chi2,    chi2 with n - 2 degrees of freedom
+    #
     nodes, weights = np.polynomial.hermite_e.hermegauss(12)
     xi, z1, z2 = np.meshgrid(nodes, nodes, nodes, indexing="ij")
     w = np.multiply.outer(np.multiply.outer(weights, weights), weights) / weights.sum() ** 3
     for k, n, batch in ((2, 2, 1), (3, 5, 2), (5, 9, 3)):
-        problem, algorithm = (
-            SpikedTensor(order=k, snr=1.3, ridge=0.4),
-            sgd.OnePassSGD(lr=0.2, batch=batch),
-        )
+        problem = SpikedTensor(order=k, snr=1.3, ridge=0.4)
+        algorithm = sgd.OnePassSGD(lr=0.2, batch=batch)
         m, r2, delta = -0.4, 0.7, 0.2 / n
         R = math.sqrt(m**2 + r2)
         A = (
@@ -281,10 +278,10 @@ def test_one_step_in_closed_form_and_by_quadrature():
         )
         np.testing.assert_allclose(mean[0], first, rtol=1e-10)
         np.testing.assert_allclose(covariance[0], second, rtol=1e-9)
-        # the drift at n is the mean increment, and the drift as n -> infinity its limit
-        numbers = limits.equation_parameters(problem, algorithm, n)
+        # The drift at dimension n is the mean increment per unit of time.
+        parameters = limits.equation_parameters(problem, algorithm, n)
         np.testing.assert_allclose(
-            np.array(limits.drift(numbers, m, r2)) * delta, first, rtol=1e-10
+            np.array(limits.drift(parameters, m, r2)) * delta, first, rtol=1e-10
         )
 
 
@@ -293,29 +290,27 @@ def test_one_step_in_closed_form_and_by_quadrature():
 
 def test_one_step_of_the_chain_by_sampling():
     problem, algorithm = SpikedTensor(order=2, snr=1.2, ridge=0.2), sgd.OnePassSGD(lr=0.1)
-    begin = spiked_start(problem, m=0.3, r2=0.8)
-    mean, covariance = spiked_increment(problem, algorithm, begin, dimension=10)
-    step = sgd.simulate(problem, algorithm, begin, steps=[1], dimension=10, runs=RUNS, seed=1)
-    moved = np.stack([step.m[:, 0] - 0.3, step.r2[:, 0] - 0.8], axis=1)
-    centred = moved - mean[0]
+    start = spiked_start(problem, m=0.3, r2=0.8)
+    mean, covariance = spiked_increment(problem, algorithm, start, dimension=10)
+    step = sgd.simulate(problem, algorithm, start, steps=[1], dimension=10, runs=RUNS, seed=1)
+    increments = np.stack([step.m[:, 0] - 0.3, step.r2[:, 0] - 0.8], axis=1)
+    centred = increments - mean[0]
     products = centred[:, :, None] * centred[:, None, :]
-    for found, expected in ((moved, mean[0]), (products, covariance[0])):
-        error = found.std(axis=0) / math.sqrt(RUNS)
-        assert np.all(np.abs(found.mean(axis=0) - expected) <= Z * error)
+    for sample, expected in ((increments, mean[0]), (products, covariance[0])):
+        error = sample.std(axis=0) / math.sqrt(RUNS)
+        assert np.all(np.abs(sample.mean(axis=0) - expected) <= Z * error)
 
 
 @pytest.mark.parametrize(("order", "batch"), [pytest.param(2, 1, marks=pytest.mark.slow), (3, 2)])
 def test_chain_vector_and_true_tensors_have_one_law(order, batch):
-    problem, algorithm = (
-        SpikedTensor(order=order, snr=1.5, ridge=0.3),
-        sgd.OnePassSGD(lr=0.12, batch=batch),
-    )
-    begin = spiked_start(problem, m=0.4, r2=0.6)
-    found = {
+    problem = SpikedTensor(order=order, snr=1.5, ridge=0.3)
+    algorithm = sgd.OnePassSGD(lr=0.12, batch=batch)
+    start = spiked_start(problem, m=0.4, r2=0.6)
+    results = {
         method: sgd.simulate(
             problem,
             algorithm,
-            begin,
+            start,
             steps=[1, 3, 9],
             dimension=4,
             runs=RUNS,
@@ -327,24 +322,24 @@ def test_chain_vector_and_true_tensors_have_one_law(order, batch):
     for method in ("direct", "tensor"):
         for name in ("m", "r2", "risk"):
             for time in range(3):
-                one, other = (
-                    np.asarray(found[which][name][:, time]) for which in ("exact", method)
+                same_law(
+                    np.asarray(results["exact"][name][:, time]),
+                    np.asarray(results[method][name][:, time]),
+                    f"order {order}, {method}, {name}, time {time}",
                 )
-                same_law(one, other, f"order {order}, {method}, {name}, time {time}")
 
 
 @pytest.mark.parametrize(("order", "n"), [(2, 4), (2, 2), (3, 2), (3, 3)])
 def test_chain_against_tensors_contracted_by_hand(order, n):
-    """Also in the smallest dimensions, where no or one direction is left outside x and the signal;
-    from r2 = 0, where each counts.
+    """The law of the chain is that of SGD on true tensors, also in the smallest dimensions.
+
+    For n = 2 and n = 3, no direction or one direction is orthogonal to x and the signal. From
+    r2 = 0, each orthogonal direction contributes at leading order.
     """
-    problem, algorithm, steps = (
-        SpikedTensor(order=order, snr=1.5, ridge=0.3),
-        sgd.OnePassSGD(lr=0.04),
-        (1, 6),
-    )
-    begin = spiked_start(problem, m=0.9, r2=0.0)
-    chain = sgd.simulate(problem, algorithm, begin, steps=steps, dimension=n, runs=RUNS, seed=4)
+    problem, algorithm = SpikedTensor(order=order, snr=1.5, ridge=0.3), sgd.OnePassSGD(lr=0.04)
+    steps = (1, 6)
+    start = spiked_start(problem, m=0.9, r2=0.0)
+    chain = sgd.simulate(problem, algorithm, start, steps=steps, dimension=n, runs=RUNS, seed=4)
     generator = np.random.default_rng(n)
     x = np.zeros((RUNS, n))
     x[:, 0] = 0.9
@@ -367,37 +362,40 @@ def test_chain_against_tensors_contracted_by_hand(order, n):
             )
 
 
-def test_same_seed_same_numbers_whatever_else(monkeypatch):
+def test_a_seed_determines_each_run(monkeypatch):
+    """Runs do not depend on their number, on other save points, or on how the work is divided."""
     problem, algorithm = SpikedTensor(order=2, snr=1.2), sgd.OnePassSGD(lr=0.5)
-    begin = spiked_start(problem, m=0.1, r2=1.0)
-    one = sgd.simulate(
-        problem, algorithm, begin, steps=[0, 37, 64, 200], dimension=50, runs=RUNS, seed=9
+    start = spiked_start(problem, m=0.1, r2=1.0)
+    result = sgd.simulate(
+        problem, algorithm, start, steps=[0, 37, 64, 200], dimension=50, runs=RUNS, seed=9
     )
-    few = sgd.simulate(problem, algorithm, begin, steps=[200], dimension=50, runs=GROUP, seed=9)
-    np.testing.assert_allclose(one.m[:GROUP, -1], few.m[:, 0], rtol=1e-12)
+    few = sgd.simulate(problem, algorithm, start, steps=[200], dimension=50, runs=GROUP, seed=9)
+    np.testing.assert_allclose(result.m[:GROUP, -1], few.m[:, 0], rtol=1e-12)
     monkeypatch.setattr(running, "PIECE_SECONDS", 1e-9)  # the smallest pieces
-    pieces = sgd.simulate(problem, algorithm, begin, steps=[200], dimension=50, runs=GROUP, seed=9)
+    pieces = sgd.simulate(problem, algorithm, start, steps=[200], dimension=50, runs=GROUP, seed=9)
     np.testing.assert_allclose(few.r2, pieces.r2, rtol=1e-12)
-    other = sgd.simulate(problem, algorithm, begin, steps=[200], dimension=50, runs=GROUP, seed=10)
-    assert np.abs(np.asarray(other.m - few.m)).max() > 1e-3
-    assert one.attrs["seed"] == 9
-    assert one.attrs["error_sampling"] > 0
-    np.testing.assert_allclose(one.t, one.step * 0.01)
-    np.testing.assert_allclose(one.alpha, one.step / 50)
-    assert (one.m[:, 0] == 0.1).all()
+    reseeded = sgd.simulate(
+        problem, algorithm, start, steps=[200], dimension=50, runs=GROUP, seed=10
+    )
+    assert np.abs(np.asarray(reseeded.m - few.m)).max() > 1e-3
+    assert result.attrs["seed"] == 9
+    assert result.attrs["error_sampling"] > 0
+    np.testing.assert_allclose(result.t, result.step * 0.01)
+    np.testing.assert_allclose(result.alpha, result.step / 50)
+    assert (result.m[:, 0] == 0.1).all()
 
 
-def test_overflow_is_reported_and_the_others_go_on():
+def test_overflow_of_a_run_is_reported_and_the_others_continue():
     problem = SpikedTensor(order=2, snr=1.2)
-    begin = spiked_random_start(problem, dimension=6, seed=0, runs=RUNS)
+    start = spiked_random_start(problem, dimension=6, seed=0, runs=RUNS)
     with pytest.warns(UserWarning, match="runs diverged, the first after t = "):
         result = sgd.simulate(
-            problem, sgd.OnePassSGD(lr=0.5), begin, times=[1.0, 5.0, 10.0], dimension=6, seed=5
+            problem, sgd.OnePassSGD(lr=0.5), start, times=[1.0, 5.0, 10.0], dimension=6, seed=5
         )
-    lost = np.isfinite(np.asarray(result.diverged_at))
-    assert 0.01 < lost.mean() < 0.1
-    assert np.isfinite(np.asarray(result.m)[~lost]).all()
-    assert np.isnan(np.asarray(result.m)[lost, -1]).all()
+    diverged = np.isfinite(np.asarray(result.diverged_at))
+    assert 0.01 < diverged.mean() < 0.1
+    assert np.isfinite(np.asarray(result.m)[~diverged]).all()
+    assert np.isnan(np.asarray(result.m)[diverged, -1]).all()
     early = np.asarray(result.diverged_at) >= 1.0
     assert np.isfinite(np.asarray(result.risk)[early, 0]).all()
     assert "error_sampling" not in result.attrs
@@ -405,17 +403,17 @@ def test_overflow_is_reported_and_the_others_go_on():
 
 def test_mean_of_the_chain_approaches_the_ode_like_1_over_n():
     problem, algorithm = SpikedTensor(order=3, snr=4.0), sgd.OnePassSGD(lr=0.5)
-    begin = spiked_start(problem, m=0.6, r2=0.8)
-    ode = sgd.solve_ode(problem, algorithm, begin, times=[0.12])
+    start = spiked_start(problem, m=0.6, r2=0.8)
+    ode = sgd.solve_ode(problem, algorithm, start, times=[0.12])
     gaps, errors = [], []
     for n in (100, 200):
         chain = sgd.simulate(
-            problem, algorithm, begin, times=[0.12], dimension=n, runs=6 * RUNS, seed=3
+            problem, algorithm, start, times=[0.12], dimension=n, runs=6 * RUNS, seed=3
         )
         values = np.stack([chain.m[:, 0], chain.r2[:, 0]])
         gaps.append(n * (values.mean(axis=1) - [ode.m[0, 0], ode.r2[0, 0]]))
         errors.append(n * values.std(axis=1) / math.sqrt(values.shape[1]))
-    # n times the gap stays what it is, up to a share of order 1/n, and is far from 0
+    # n times the gap is the same at both n, up to a relative O(1/n), and is not 0.
     error = np.hypot(*errors)
     assert np.all(np.abs(gaps[0] - gaps[1]) <= Z * error + 0.2 * np.abs(gaps[1]))
     assert np.all(np.abs(gaps[1]) > 2 * Z * errors[1])
@@ -426,7 +424,8 @@ def test_stationary_variance_below_the_critical_snr():
     expected = paper.stationary_variance(snr, c)
     assert expected == pytest.approx(c**2 / (c - snr), rel=1e-14)
     problem = SpikedTensor(order=2, snr=snr)
-    # from three times the stationary variance, three relaxation times later
+    # The runs start from three times the stationary variance. After three relaxation times the
+    # deviation has decayed to exp(-3) of its initial value.
     m = np.sqrt(3 * expected / n) * np.random.default_rng(2).standard_normal(RUNS)
     chain = sgd.simulate(
         problem,
@@ -437,12 +436,9 @@ def test_stationary_variance_below_the_critical_snr():
         seed=3,
     )
     squares = n * np.asarray(chain.m[:, 0]) ** 2
-    assert abs(
-        squares.mean() - paper.saddle_variance(1.5, snr, c, 3 * expected)
-    ) <= Z * squares.std() / math.sqrt(RUNS)
-    assert abs(squares.mean() - expected) <= Z * squares.std() / math.sqrt(
-        RUNS
-    ) + 2 * expected * math.exp(-3)
+    error = Z * squares.std() / math.sqrt(RUNS)
+    assert abs(squares.mean() - paper.saddle_variance(1.5, snr, c, 3 * expected)) <= error
+    assert abs(squares.mean() - expected) <= error + 2 * expected * math.exp(-3)
     np.testing.assert_allclose(paper.saddle_variance(1.0, 0.8), 4.192413928, rtol=1e-9)
     np.testing.assert_allclose(paper.saddle_variance(1.0, 1.0), 9.0)
     assert paper.stationary_variance(1.2) == math.inf
@@ -452,15 +448,13 @@ def test_stationary_variance_below_the_critical_snr():
 
 @pytest.mark.parametrize("order", slow([2, 3], [2]))
 def test_sde_and_chain_have_one_law_at_large_n(order):
-    problem, algorithm = (
-        SpikedTensor(order=order, snr=1.2 if order == 2 else 3.5, ridge=0.2),
-        sgd.OnePassSGD(lr=0.6),
-    )
-    begin = spiked_start(problem, m=0.25, r2=0.9)
-    # means differ by order 1/n, a step's length: at this n by less than their errors
+    problem = SpikedTensor(order=order, snr=1.2 if order == 2 else 3.5, ridge=0.2)
+    algorithm = sgd.OnePassSGD(lr=0.6)
+    start = spiked_start(problem, m=0.25, r2=0.9)
+    # The means differ by O(1/n), the length of a step. At this n that is less than their errors.
     setting = {"times": [0.015, 0.06, 0.15], "dimension": 4000, "runs": RUNS}
-    chain = sgd.simulate(problem, algorithm, begin, seed=1, **setting)
-    sde = sgd.solve_sde(problem, algorithm, begin, seed=2, **setting)
+    chain = sgd.simulate(problem, algorithm, start, seed=1, **setting)
+    sde = sgd.solve_sde(problem, algorithm, start, seed=2, **setting)
     assert sde.attrs["error_integrator"] < 2e-3
     for name in ("m", "r2"):
         for time in range(3):
@@ -493,10 +487,8 @@ def test_sde_stays_positive_from_the_edge_at_tiny_n():
 def test_rescaled_drift_and_noise_are_the_limit_of_one_step():
     n = 10**10
     for k, Lam, ridge in ((2, 0.8, 0.3), (3, 0.6, 0.0), (4, 1.1, 0.2)):
-        problem, algorithm = (
-            SpikedTensor(order=k, snr=Lam * n ** ((k - 2) / 2), ridge=ridge),
-            sgd.OnePassSGD(lr=0.7),
-        )
+        problem = SpikedTensor(order=k, snr=Lam * n ** ((k - 2) / 2), ridge=ridge)
+        algorithm = sgd.OnePassSGD(lr=0.7)
         u1, u2, delta = 1.3, 0.9, 0.7 / n
         mean, covariance = spiked_increment(
             problem, algorithm, spiked_start(problem, m=u1 / math.sqrt(n), r2=u2), dimension=n
@@ -534,46 +526,49 @@ def test_rescaled_paths_of_the_matrix_are_ornstein_uhlenbeck():
     for time, t in enumerate((0.0, 0.3, 1.0)):
         law = stats.norm(0, math.sqrt(paper.saddle_variance(t, 0.8)))
         assert stats.kstest(np.asarray(paths.u1[:, time]), law.cdf).pvalue > 1e-6
-    # u2 that is not at rest, and run i alone
+    # Fewer runs are the first of the many.
     few = paper.rescaled_paths(2, 0.8, times=[0.0, 0.3, 1.0], runs=3, seed=5)
     np.testing.assert_allclose(few.u1, paths.u1[:3], rtol=1e-12)
-    moving = paper.rescaled_paths(
+    # u2 is not at its fixed point and follows the ODE of r2.
+    relaxing = paper.rescaled_paths(
         3, 0.0, times=[0.1, 0.5], c=0.7, ridge=0.1, u2=1.5, u1=2.0, runs=5
     )
     problem = SpikedTensor(order=3, snr=1.0, ridge=0.1)
     ode = sgd.solve_ode(
         problem, sgd.OnePassSGD(lr=0.7), spiked_start(problem, m=0.0, r2=1.5), times=[0.1, 0.5]
     )
-    np.testing.assert_allclose(moving.u2, ode.r2[0], rtol=1e-7)
-    # beyond the barrier a path is gone in finite time; without noise at u1' = 2k (Lam u1^2 - u1)
-    gone = paper.rescaled_paths(3, 1.0, times=[0.1, 2.0], u1=30.0, runs=20)
-    assert np.isposinf(gone.u1[:, -1]).all()
-    assert np.all(np.abs(np.asarray(gone.escaped_at) - math.log(30 / 29) / 6) < 5e-3)
+    np.testing.assert_allclose(relaxing.u2, ode.r2[0], rtol=1e-7)
+    # Beyond the barrier a path reaches infinity in finite time. Without noise, the time follows
+    # from du1/dt = 2k (Lam u1^2 - u1).
+    escaping = paper.rescaled_paths(3, 1.0, times=[0.1, 2.0], u1=30.0, runs=20)
+    assert np.isposinf(escaping.u1[:, -1]).all()
+    assert np.all(np.abs(np.asarray(escaping.escaped_at) - math.log(30 / 29) / 6) < 5e-3)
     with pytest.raises(ValueError, match="times = "):
         paper.rescaled_paths(3, 1.0, times=[1.0, 0.5])
 
 
 @pytest.mark.slow
 def test_lambda_scaling_has_the_corrected_drift():
-    """snr = Lam n^((k-2)/2): the chain agrees with 2 u1 (k Lam u1^(k-2) - k) and refutes 2 u1 (k
-    Lam - k).
+    """At snr = Lam n^((k-2)/2) the chain agrees with the corrected drift of u1 = sqrt(n) m.
+
+    The corrected drift is 2 u1 (k Lam u1^(k-2) - k). The printed drift is 2 u1 (k Lam - k), and the
+    chain disagrees with it.
     """
     n, Lam, runs = 10_000, 0.6, 4 * RUNS
     for k, t in ((3, 0.15), (3, 0.4), (4, 0.3)):
         problem = SpikedTensor(order=k, snr=Lam * n ** ((k - 2) / 2))
-        begin = spiked_random_start(problem, dimension=n, seed=1, runs=runs)
-        # for k = 4 steps of c/n are too long for what lies behind the barrier: a run that crosses
-        # it overflows
-        with (
-            contextlib.nullcontext() if k == 3 else pytest.warns(UserWarning, match="runs diverged")
-        ):
+        start = spiked_random_start(problem, dimension=n, seed=1, runs=runs)
+        # For k = 4, steps of length c/n are too long beyond the barrier: a run that crosses it
+        # overflows.
+        expect_warning = pytest.warns(UserWarning, match="runs diverged")
+        with contextlib.nullcontext() if k == 3 else expect_warning:
             result = sgd.simulate(
-                problem, sgd.OnePassSGD(lr=1.0), begin, times=[t], dimension=n, seed=2
+                problem, sgd.OnePassSGD(lr=1.0), start, times=[t], dimension=n, seed=2
             )
         chain = math.sqrt(n) * np.asarray(result.m[:, 0])
         paths = np.asarray(paper.rescaled_paths(k, Lam, times=[t], runs=runs, seed=4).u1[:, 0])
-        # beyond a few the chain comes to rest at m of order 1 and the rescaled path at infinity:
-        # both count as gone
+        # Beyond the barrier the chain ends at m of order 1, and the rescaled path at infinity.
+        # Clipping at 5 makes both equal.
         if k == 4:
             chain, paths = np.where(np.isnan(chain), np.inf, np.abs(chain)), np.abs(paths)
         same_law(np.clip(chain, -5, 5), np.clip(paths, -5, 5), f"k = {k}, t = {t}")
