@@ -44,9 +44,7 @@ def test_polyak_step_has_its_closed_form():
     problem = linear()
     algorithm = sgd.OnePassSGD(lr=1.0, update=sgd.updates.state_rate(polyak))
     alphas = np.array([2.0, 10.0])
-    path = sgd.solve_ode(
-        problem, algorithm, sgd.start(problem, M=[[0.0]], Q=[[0.0]]), alpha=alphas
-    )
+    path = sgd.solve_ode(problem, algorithm, sgd.start(problem, M=[[0.0]], Q=[[0.0]]), alpha=alphas)
     for alpha_end, error in zip(alphas, 2 * path.excess_risk.values[0], strict=True):
         expected = optimize.brentq(
             lambda e, alpha_end=alpha_end: np.log(1 / e) + NOISE * (1 / e - 1) - alpha_end,

@@ -34,26 +34,20 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", type=Path, help="files and folders; all by default")
     parser.add_argument("--only", choices=KINDS, help="list findings of one kind")
     parser.add_argument("--summary", action="store_true", help="print the table alone")
-    parser.add_argument("--gate", action="store_true", help="compare with the stored counts")
-    parser.add_argument("--store", action="store_true", help="store the counts; no total may grow")
+    parser.add_argument("--gate", action="store_true", help="check the whole repository")
     arguments = parser.parse_args()
     if missing := [str(path) for path in arguments.paths if not path.exists()]:
         parser.error(f"paths = {', '.join(missing)}: there is no such file or folder.")
-    if arguments.paths and (arguments.gate or arguments.store):
-        parser.error("paths: --gate and --store are for the whole repository. Omit the paths.")
+    if arguments.paths and arguments.gate:
+        parser.error("paths: --gate is for the whole repository. Omit the paths.")
     files = gate.files_of(arguments.paths) if arguments.paths else gate.all_files()
     reports = gate.check_all(files)
     if arguments.only:
         for report in reports.values():
             report.findings = [item for item in report.findings if item.kind == arguments.only]
-    if arguments.store:
-        reason = gate.store(reports)
-        print(reason or f"stored in {gate.STORED}")
-        return int(reason is not None)
     if arguments.gate:
-        messages = gate.failures(reports, gate.stored_counts(), gate.CLEAN)
-        total = sum(len(report.findings) for report in reports.values())
-        print("\n".join(messages) or f"style: {total} findings, none new")
+        messages = gate.failures(reports)
+        print("\n".join(messages) or f"style: no findings in {len(files)} files")
         return int(bool(messages))
     if not arguments.summary:
         for report in reports.values():

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from tests.style import rules
 
 ROOT = Path(__file__).parents[2]
-KINDS = ("phrase", "name", "definition", "description", "summary", "length", "override")
+KINDS = ("phrase", "name", "definition", "description", "summary", "override")
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -448,10 +448,6 @@ def check_python(path: str, text: str) -> Report:
         for offset, advice in phrases(text):
             if source.is_prose(offset):
                 report.findings.append(Finding(path, source.line_at(offset), "phrase", advice))
-    for number, line in enumerate(source.lines, start=1):
-        if len(line) > rules.MAX_LINE_LENGTH and "://" not in line:
-            advice = f"{len(line)} characters, at most {rules.MAX_LINE_LENGTH}"
-            report.findings.append(Finding(path, number, "length", advice))
     spans = {
         first: range(first, last + 1)
         for span in source.spans

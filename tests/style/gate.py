@@ -1,9 +1,8 @@
-"""The state of the whole repository: which folders are clean, and the counts of the others."""
+"""The files of the repository, and what fails the check of all of them."""
 
 from __future__ import annotations
 
 import gc
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,45 +10,6 @@ from pathlib import Path
 from tests.style import rules
 from tests.style.checker import ROOT, Report, check_file, path_name
 
-# Folders that have no findings and keep it so. Add a folder once
-# `python -m tests.style FOLDER` prints none.
-CLEAN: list[str] = [
-    "docs",
-    "paper",
-    "src/sgdynamics/analysis/effective",
-    "src/sgdynamics/analysis/protocols",
-    "src/sgdynamics/base",
-    "src/sgdynamics/cli",
-    "src/sgdynamics/dynamics",
-    "src/sgdynamics/expectations",
-    "src/sgdynamics/fixed_data",
-    "src/sgdynamics/papers",
-    "src/sgdynamics/plotting",
-    "src/sgdynamics/results",
-    "src/sgdynamics/samples",
-    "src/sgdynamics/scaling",
-    "src/sgdynamics/sde",
-    "src/sgdynamics/solvers",
-    "src/sgdynamics/sweeps",
-    "tests/analysis/effective",
-    "tests/analysis/protocols",
-    "tests/base",
-    "tests/cli",
-    "tests/contracts",
-    "tests/docs",
-    "tests/dynamics",
-    "tests/expectations",
-    "tests/fixed_data",
-    "tests/plotting",
-    "tests/results",
-    "tests/scaling",
-    "tests/solvers",
-    "tests/stored",
-    "tests/style",
-    "tests/sweeps",
-]
-
-STORED = Path(__file__).with_name("counts.json")
 TREES = ("src", "tests", "docs", "benchmarks", "examples", "paper", "reproductions")
 
 
@@ -104,57 +64,11 @@ def without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def stored_counts() -> dict[str, int]:
-    """The stored number of findings of each folder."""
-    return json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
-
-
-def store(reports: dict[str, Report]) -> str | None:
-    """Store the number of findings of each folder; return why not if the total would grow."""
-    counts = {folder: len(report.findings) for folder, report in reports.items()}
-    total, stored_total = sum(counts.values()), sum(stored_counts().values())
-    if STORED.exists() and total > stored_total:
-        return f"{total} findings, {stored_total} are stored: the total may only decrease"
-    STORED.write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
-    return None
-
-
-def failures(
-    reports: dict[str, Report],
-    counts: dict[str, int],
-    clean: Iterable[str] = (),
-) -> list[str]:
-    """Folders with more findings than stored, and findings in folders that are clean.
-
-    A folder without a stored count, a new package for instance, may use up what other folders have
-    fewer than stored: moving files between packages does not fail, adding findings does.
-    """
-    messages = []
-    known_folders = [folder for folder in reports if folder in counts]
-    for folder in known_folders:
-        number = len(reports[folder].findings)
-        if number > counts[folder]:
-            messages.append(
-                f"{folder}: {number} findings, {counts[folder]} are stored. Run"
-                f" `python -m tests.style {folder}` and rewrite the new ones."
-            )
-    total = sum(len(report.findings) for report in reports.values())
-    if not messages and total > sum(counts.values()):
-        messages.append(f"{total} findings in all folders, {sum(counts.values())} are stored")
-    for folder in clean:
-        messages += clean_failures(folder)
-    return messages
-
-
-def clean_failures(folder: str) -> list[str]:
-    """Findings in a folder that is listed as clean."""
-    if not (ROOT / folder).exists():
-        return [f"{folder}: listed in CLEAN and does not exist. Update CLEAN in {__name__}."]
-    report = Report()
-    for file in files_of([ROOT / folder]):
-        report.add(check_file(file))
-    messages = [str(finding) for finding in report.findings]
-    if report.filler_share >= rules.MAX_FILLER_SHARE:
-        share, limit = 100 * report.filler_share, 100 * rules.MAX_FILLER_SHARE
-        messages.append(f"{folder}: {share:.1f}% of names are fillers, at most {limit:g}%")
+def failures(reports: dict[str, Report]) -> list[str]:
+    """All findings, and the folders with too many filler names, marked exceptions included."""
+    messages = [str(finding) for report in reports.values() for finding in report.findings]
+    for folder, report in reports.items():
+        if report.filler_share >= rules.MAX_FILLER_SHARE:
+            share, limit = 100 * report.filler_share, 100 * rules.MAX_FILLER_SHARE
+            messages.append(f"{folder}: {share:.1f}% of names are fillers, at most {limit:g}%")
     return messages

@@ -13,8 +13,6 @@ def word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-MAX_LINE_LENGTH = 100
-
 # Largest share of filler names among assigned names in a clean folder, marked exceptions included.
 MAX_FILLER_SHARE = 0.01
 
@@ -171,7 +169,7 @@ PUBLIC: dict[str, str] = {
     "supported": "sgd.supported() prints the table of what is supported",
 }
 
-# Files whose text quotes dialect on purpose; their names and line lengths are checked as elsewhere.
+# Files whose text quotes dialect on purpose; their names are checked as elsewhere.
 QUOTING: dict[str, str] = {
     "tests/style/rules.py": "the lists themselves",
     "tests/style/test_style.py": "planted examples",
