@@ -74,7 +74,8 @@ class ChainOptions(NamedTuple):
     steps_ahead: int
 
 
-@dataclass(frozen=True)
+# JAX keeps traces of kernels by their hash: this one is compared by identity, as a function is.
+@dataclass(frozen=True, eq=False)
 class ChainKernel:
     """Body of the kernel: all steps of the runs of one program.
 

@@ -63,7 +63,7 @@ COMPARISONS = {"lt_to": jax.lax.lt_p, "le_to": jax.lax.le_p, "eq_to": jax.lax.eq
 SPECIAL: dict[str, Function] = {"erf": erf, "erfc": erfc, "one_minus_square": lambda x: 1.0 - x * x}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LaneFunction:
     """A function of uniform and of varying arguments, ready to run inside of a kernel.
 
