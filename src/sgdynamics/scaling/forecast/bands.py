@@ -5,11 +5,12 @@ The variance of a predicted log loss has three parts:
     Laplace's approximation of the fit, with the effective number of points;
     the spread of models: the mean over the other models m of w_m log(L_m/L)^2, where the weight
     w_m = min(1, s^2/s_m^2) is the ratio of the residual variances on the fitted curves;
-    FLOOR^2, the difference of two runs with the same schedule.
+    FLOOR^2, the variance between runs of one schedule.
 
 The first part alone covers half of the points at a nominal level of 90%, because the error is in
-the model. With all three, 90% bands contain 95% of the points (91% of the final losses) of 360
-held-out curves of 25M, 100M and 124M language models (`tests/scaling/test_forecast_data.py`).
+the model. With all three, 90% bands contain 95% of the points (91% of the final losses) of held-out
+curves of 25M, 100M and 124M language models, from 18 sets of fitted curves; the tests hold the
+stored curves to 85% (`tests/scaling/test_forecast.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ FLOOR = 0.002  # standard deviation of log loss between runs of one schedule
 
 
 def quantile(level: float) -> float:
-    """Number of standard deviations on either side of a band with this level."""
+    """Half-width of a band with this level, in standard deviations."""
     return float(stats.norm.ppf(0.5 + level / 2))
 
 
