@@ -68,7 +68,7 @@ GOLDEN, MULTIPLIERS = 0x9E3779B97F4A7C15, (0xBF58476D1CE4E5B9, 0x94D049BB133111E
 
 
 def normals_and_uniforms(key: RandomKey, normals: int, uniforms: int) -> tuple[Any, Any]:
-    """Standard normals (by Box and Muller) and uniforms in (0, 1), never 0 or 1, from one key.
+    """Standard normals (by Box and Muller) and uniforms in (0, 1] from one key.
 
     The bits are those of SplitMix64: a counter with a random offset, mixed. Threefry, which makes
     the keys, would take seven times as long, and together with erf_inv half the time of a step.
@@ -87,9 +87,10 @@ def normals_and_uniforms(key: RandomKey, normals: int, uniforms: int) -> tuple[A
 
 
 def uniforms_at(offset: Numeric, count: Numeric) -> Float[Numeric, "*s"]:
-    """Uniforms in (0, 1), never 0 or 1, at counts (uint64) from a random offset (uint64).
+    """Uniforms in (0, 1] at counts (uint64) from a random offset (uint64).
 
-    Each number depends on its own count only.
+    Each number depends only on its own count. They are never 0; 1 occurs with probability 2^-53,
+    where the sum below is rounded.
     """
     z = offset + count * np.uint64(GOLDEN)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(MULTIPLIERS[0])

@@ -52,7 +52,7 @@ class ResultSource(ABC):
         return True
 
     def observables(self, states: Arrays, risk: np.ndarray, clock: Clock) -> dict[str, Any]:
-        """The variables of a result. Parameters named error_* become attributes."""
+        """The variables of a result. Scalars named error_* become attributes of the result."""
         return {**states, "risk": risk}
 
     def public_states(self, states: Arrays, leading_axes: int = 1) -> Arrays:

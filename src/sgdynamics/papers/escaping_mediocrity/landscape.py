@@ -183,7 +183,7 @@ def critical_points(
     ----------
     rho : float, default 1.0
         The squared norm of the teacher.
-    noise : float or ndarray, default 0.0
+    noise : float, default 0.0
         Variance Delta of the label noise.
     d : int, optional
         Dimension. With it multiplicities are integers.

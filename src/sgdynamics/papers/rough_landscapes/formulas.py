@@ -549,7 +549,7 @@ def unstable_share(eta: float, l: float = 1.0, m: float = 0.0) -> float:  # noqa
         The learning rate.
     l : float, default 1.0
         The batch fraction.
-    m : float or ndarray, default 0.0
+    m : float, default 0.0
         The overlap w.w0/N.
 
     Returns

@@ -40,8 +40,8 @@ def model(function: Callable[Arguments, Stated]) -> Callable[Arguments, Stated]:
     Returns
     -------
     callable
-        The same function. The ``kind`` of its problems is the name of the function; ``replace``,
-        records, problem files and sweeps take its arguments.
+        A function with the same signature. The ``kind`` of its problems is the name of the
+        function; ``replace``, records, problem files and sweeps take its arguments.
 
     Examples
     --------
