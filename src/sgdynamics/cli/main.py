@@ -457,7 +457,7 @@ def explore(
     """Explore a problem with sliders in the browser.
 
     Serves a page on this machine that shows the ODE and exact runs side by side, and exports them
-    as Python, TOML and PDF.
+    as Python, TOML and PDF. A panel forecasts training runs from CSV files of loss curves.
     """
     from sgdynamics.base import checks
     from sgdynamics.cli.explorer.server import Explorer, serve

@@ -7,6 +7,7 @@ Both the live page and the page of the documentation are tested.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -22,7 +23,7 @@ from typer.testing import CliRunner
 
 from sgdynamics.cli import main
 from sgdynamics.cli.explorer.curves import GRID
-from sgdynamics.cli.explorer.server import Explorer
+from sgdynamics.cli.explorer.server import MAX_BODY, Explorer
 from sgdynamics.cli.explorer.states import State, address, export_text
 from sgdynamics.results.storage import load
 from tests.cli.explorer.process import interruptible
@@ -202,15 +203,15 @@ def test_what_is_wrong_is_shown(browser, server):
     wait(browser, f"{STATUS}.includes(\"has no 'speed'\")", 20)
 
 
-def cut_off(browser):
+def cut_off(browser, panels=("explorer-risk", "explorer-overlaps")):
     """Words of either panel that leave it, in a narrow and in a wide window."""
     result = []
     for width in (400, 1280):
         browser.size(width)
         time.sleep(0.2)
-        for svg in ("risk", "overlaps"):
+        for svg in panels:
             outside = f"""(() => {{
-                const svg = document.querySelector('#explorer-{svg}');
+                const svg = document.querySelector('#{svg}');
                 const box = svg.getBoundingClientRect();
                 return [...svg.querySelectorAll('text')].filter((text) => {{
                     const at = text.getBoundingClientRect();
@@ -233,6 +234,69 @@ def test_the_page_is_drawn_whole(browser, server):
         ".filter((input) => !input.labels.length).length"
     )
     assert browser.run(unnamed) == 0
+
+
+FORECAST_STATUS = "document.querySelector('#forecast-status').textContent"
+FORECAST_TEXT = "document.querySelector('#forecast-said').textContent"
+PREDICTION = "document.querySelector('#forecast-loss path.dashed').getAttribute('d')"
+LOSS_CURVES = Path(__file__).parents[3] / "examples/loss_curves"
+
+
+def drop_files(browser, texts):
+    """Drop files on the panel of forecasts; `texts` are their contents by name."""
+    browser.run(
+        f"""(() => {{
+        const dataTransfer = new DataTransfer();
+        for (const [name, text] of Object.entries({json.dumps(texts)}))
+            dataTransfer.items.add(new File([text], name));
+        const panel = document.querySelector('#forecast');
+        for (const kind of ['dragover', 'drop'])
+            panel.dispatchEvent(new DragEvent(kind, {{ dataTransfer, cancelable: true }}));
+    }})()"""
+    )
+
+
+def set_field(browser, name, text):
+    browser.run(
+        f"(() => {{ const field = document.querySelector('#forecast-{name}'); "
+        f"field.value = {text!r}; field.dispatchEvent(new Event('input')); }})()"
+    )
+
+
+def test_forecasts_of_dropped_files(browser, server):
+    visit(browser, f"{server.url}#{address(SIMPLE)}")
+    wait_until_settled(browser)
+    names = ("25M_constant_24000.csv", "25M_wsdcon_9.csv")
+    drop_files(browser, {name: (LOSS_CURVES / name).read_text() for name in names})
+    wait(browser, f"{FORECAST_STATUS}.startsWith('Computed')", 30)
+    assert "final loss at step 23936: 3.2" in browser.run(FORECAST_TEXT)
+    assert len(browser.run("[...document.querySelectorAll('#forecast-loss path.band')]")) == 1
+    before = browser.run(PREDICTION)
+    browser.run("document.querySelector('#forecast-best').click()")
+    wait(browser, f"{FORECAST_TEXT}.includes('Best schedule: 3.2')", 60)
+    wait(browser, f"{FORECAST_STATUS}.startsWith('Computed')", 30)
+    assert len(browser.run("[...document.querySelectorAll('#forecast-loss path.band')]")) == 2
+    browser.run("document.querySelector('#forecast-best').click()")
+    wait(browser, f"!{FORECAST_TEXT}.includes('Best schedule')", 30)
+    assert browser.run(PREDICTION) == before
+    # another schedule, without the fields that it does not have
+    set_field(browser, "schedule", "constant")
+    wait(browser, f"{PREDICTION} !== {before!r}", 10)
+    assert browser.run("document.querySelector('#forecast-decay').parentElement.hidden")
+    # errors of the server and of the page are one line of text
+    set_field(browser, "peak", "high")
+    wait(browser, f"{FORECAST_STATUS} === \"peak = 'high': give a number above 0\"", 10)
+    set_field(browser, "peak", "")
+    wait(browser, f"{FORECAST_STATUS}.startsWith('Computed')", 10)
+    drop_files(browser, {"other.csv": "time,loss\n1,2\n"})
+    wait(browser, f"{FORECAST_STATUS}.includes('has no column step (it has time, loss)')", 10)
+    browser.run("document.querySelector('[aria-label=\"Remove other.csv\"]').click()")
+    wait(browser, f"{FORECAST_STATUS}.startsWith('Computed')", 30)
+    drop_files(browser, {"long.csv": "x" * (MAX_BODY + 1)})
+    wait(browser, f"{FORECAST_STATUS}.startsWith('The files have 4.0 MB: the limit is 4 MB')", 10)
+    assert cut_off(browser, ("forecast-loss", "forecast-rate")) == []
+    # the browser logs the two answers with status 400
+    assert [text for text in browser.complaints if "400" not in text] == []
 
 
 def test_the_keyboard_ends_it_while_it_compiles(browser):
@@ -274,6 +338,7 @@ def test_the_documentation_has_it_without_a_server(browser, tmp_path):
     lowest = {name: min(values) for name, values in GRID.items() if name != "activation"}
     assert tomllib.loads(text) == tomllib.loads(export_text(State(**lowest), "toml"))
     assert browser.run("document.querySelector('#explorer-pdf').hidden")
+    assert browser.run("document.querySelector('#forecast') === null")  # it needs the server
     browser.run("location.hash = 'lr=0.123'")
     wait(browser, f"{STATUS}.startsWith('lr = 0.123: this page has only')", 10)
     assert browser.complaints == []

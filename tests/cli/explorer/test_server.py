@@ -54,6 +54,19 @@ def get(server, path, **headers):
     return answer.status, dict(answer.getheaders()), content
 
 
+def post(server, content, path="/forecast", **headers):
+    """Status and JSON value of the answer to a request with content."""
+    headers = {"Content_Type": "application/json", **headers}
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request("POST", path, body=content, headers=names)
+    answer = connection.getresponse()
+    assert answer.getheader("Content-Type") == "application/json"
+    status, value = answer.status, json.loads(answer.read())
+    connection.close()
+    return status, value
+
+
 def request_error(server, path, status, **headers):
     result, kind, content = get(server, path, **headers)
     assert (result, kind["Content-Type"]) == (status, "application/json")
@@ -65,6 +78,7 @@ def test_the_page_brings_all_it_needs(server):
         ("/", "text/html", b'id="explorer-risk"'),
         ("/page.js", "text/javascript", b"fetch("),
         ("/page.css", "text/css", b"{"),
+        ("/forecast.js", "text/javascript", b"fetch("),
     ):
         status, headers, content = get(server, path)
         assert (status, headers["Content-Type"].split(";")[0]) == (200, kind)
@@ -140,9 +154,13 @@ def test_bad_requests_have_messages(server, path, message):
 def test_unknown_paths_and_methods(server):
     assert "there is no such page" in request_error(server, "/../states.py", 404)["error"]
     connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
-    connection.request("POST", "/curves")
+    connection.request("PUT", "/curves")
     assert connection.getresponse().status == 501
     connection.close()
+    assert post(server, b"{}", path="/curves") == (
+        405,
+        {"error": "path = '/curves': only /forecast takes content. Use GET"},
+    )
 
 
 @pytest.mark.parametrize(

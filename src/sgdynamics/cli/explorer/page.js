@@ -9,6 +9,7 @@
   const RUN_COLOUR = "var(--explorer-runs)"; // depends on light or dark mode: page.css
   const MEAN_COLOUR = "var(--explorer-mean)";
   const DEBOUNCE = 120; // milliseconds without a move before anything is requested
+  const BAND_OPACITY = 0.18;
   const DISAGREEMENT = 4; // standard errors between theory and runs that the page explains
   const page = Math.random().toString(36).slice(2);
   let settings, state, drawn, timer, request;
@@ -144,7 +145,10 @@
     parent.append(element);
     return element;
   };
-  const short = (value) => (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e4) ? value.toExponential(0) : String(Number(value.toPrecision(3))));
+  const short = (value) => {
+    const rounded = Number(value.toPrecision(3));
+    return rounded !== 0 && (Math.abs(rounded) < 1e-3 || Math.abs(rounded) >= 1e4) ? rounded.toExponential() : String(rounded);
+  };
   const linearTicks = (low, high, most) => {
     const raw = (high - low) / most;
     const power = 10 ** Math.floor(Math.log10(raw));
@@ -165,6 +169,7 @@
     line: { "stroke-width": 2 },
     mean: { "stroke-width": 2 },
     dashed: { "stroke-width": 2, "stroke-dasharray": "7 4" },
+    thin: { "stroke-width": 1.2 },
     dotted: { "stroke-width": 1.6, "stroke-dasharray": "2 3" },
     faint: { "stroke-width": 1, "stroke-opacity": "var(--explorer-faint)" },
   };
@@ -173,8 +178,10 @@
     const { "stroke-opacity": opacity, ...stroke } = STROKES[kind];
     return { ...stroke, style: `stroke: ${colour}${opacity ? `; stroke-opacity: ${opacity}` : ""}` };
   };
-  // series: {x, y, colour, kind, name}; legend: [colour, kind, text]; kind is one of STROKES or "dots"
-  const panel = (svg, series, legend, log, description) => {
+  // series: {x, y, colour, kind, name}; legend: [colour, kind, text]; kind is one of STROKES, "dots" (every second
+  // point), "points" (all), "band" (from y to y2) or "end" (a point with an error bar from y2 to y3).
+  // options: label and text of the times, and the range of the other axis, beyond which curves are cut off.
+  const panel = (svg, series, legend, log, description, { label = "t = lr steps / d", timeText = short, range = null } = {}) => {
     svg.replaceChildren();
     const { width, height } = svg.getBoundingClientRect();
     const box = { left: 52, right: width - 18, top: 26, bottom: height - 38 };
@@ -183,7 +190,8 @@
     const times = series.flatMap((curve) => curve.x);
     if (!all.length || width < 100) return;
     let [low, high] = [all.reduce((a, b) => Math.min(a, b)), all.reduce((a, b) => Math.max(a, b))];
-    if (log) [low, high] = [low / 1.3, high * 1.3];
+    if (range) [low, high] = range;
+    else if (log) [low, high] = [low / 1.3, high * 1.3];
     else [low, high] = [low - 0.05 * (high - low || 1), high + 0.05 * (high - low || 1)];
     const end = Math.max(...times) || 1;
     // legend first: its lines decide where the axes begin
@@ -196,7 +204,8 @@
         text.setAttribute("x", x + 22);
         text.setAttribute("y", y + 4);
       }
-      if (kind === "dots") put(svg, "circle", { cx: x + 9, cy: y, r: 2.6, style: `fill: ${colour}` });
+      if (kind === "dots" || kind === "points") put(svg, "circle", { cx: x + 9, cy: y, r: 2.6, style: `fill: ${colour}` });
+      else if (kind === "band") put(svg, "rect", { x, y: y - 5, width: 18, height: 10, style: `fill: ${colour}`, "fill-opacity": BAND_OPACITY });
       else put(svg, "line", { x1: x, x2: x + 18, y1: y, y2: y, ...styled(colour, kind) });
       x += 34 + length;
     }
@@ -210,16 +219,33 @@
     }
     for (const value of linearTicks(0, end, width > 420 ? 6 : 4)) {
       put(svg, "line", { x1: across(value), x2: across(value), y1: box.bottom, y2: box.bottom + 4, stroke: "currentColor" });
-      put(svg, "text", { x: across(value), y: box.bottom + 18, "text-anchor": "middle" }, short(value));
+      put(svg, "text", { x: across(value), y: box.bottom + 18, "text-anchor": "middle" }, timeText(value));
     }
     put(svg, "rect", { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top, fill: "none", stroke: "currentColor", "stroke-opacity": 0.5 });
-    put(svg, "text", { x: (box.left + box.right) / 2, y: height - 4, "text-anchor": "middle" }, "t = lr steps / d");
-    for (const { x: ts, y: ys, colour, kind, name } of series) {
+    put(svg, "text", { x: (box.left + box.right) / 2, y: height - 4, "text-anchor": "middle" }, label);
+    const curves = range ? put(svg, "g", { "clip-path": `url(#${svg.id}-clip)` }) : svg;
+    if (range) {
+      const clip = put(svg, "clipPath", { id: `${svg.id}-clip` });
+      put(clip, "rect", { x: box.left, y: box.top, width: width - box.left, height: box.bottom - box.top });
+    }
+    for (const { x: ts, y: ys, y2, y3, colour, kind, name } of series) {
       const points = ts.map((t, index) => (good(ys[index]) ? [across(t), up(ys[index])] : null));
-      const group = put(svg, "g", { class: "explorer-curve" });
+      const group = put(curves, "g", { class: "explorer-curve" });
       if (name) put(group, "title", {}, name); // shown when the pointer rests on the curve
       if (kind === "dots") {
         points.forEach((point, index) => point && index % 2 === 0 && put(group, "circle", { cx: point[0], cy: point[1], r: 2.6, style: `fill: ${colour}`, class: kind }));
+        continue;
+      }
+      if (kind === "points" || kind === "end") {
+        for (const point of points) if (point) put(group, "circle", { cx: point[0].toFixed(1), cy: point[1].toFixed(1), ...(kind === "end" ? { r: 3.2 } : { r: 1.6, "fill-opacity": 0.45 }), style: `fill: ${colour}`, class: kind });
+        if (kind === "end" && good(y2) && good(y3)) put(group, "line", { x1: across(ts[0]), x2: across(ts[0]), y1: up(y2), y2: up(y3), ...styled(colour, "line") });
+        continue;
+      }
+      if (kind === "band") {
+        const inside = ts.map((_, index) => index).filter((index) => good(ys[index]) && good(y2[index]));
+        const corner = (value, index) => `${across(ts[index]).toFixed(1)} ${up(value).toFixed(1)}`;
+        const corners = [...inside.map((index) => corner(ys[index], index)), ...inside.reverse().map((index) => corner(y2[index], index))];
+        if (corners.length) put(group, "path", { d: `M${corners.join("L")}Z`, class: kind, style: `fill: ${colour}`, "fill-opacity": BAND_OPACITY });
         continue;
       }
       let pen = "M"; // a gap where there is nothing to draw
@@ -293,6 +319,9 @@
     ];
     panel(byId("overlaps"), overlaps, which, false, "Overlaps of each student unit (colour) with the two teacher units by the ODE; dots are means of the exact runs.");
   };
+
+  // The panel of forecasts (forecast.js) draws in the same way.
+  window.SGDYNAMICS_DRAWING = { panel, page, DEBOUNCE, UNIT_COLOURS, MEAN_COLOUR };
 
   const begin = async () => {
     settings = static_ || (await (await fetch("settings")).json());

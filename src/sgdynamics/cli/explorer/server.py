@@ -1,4 +1,4 @@
-"""The explorer's server, for this machine only: a page, its settings, curves and exports."""
+"""The explorer's server, for this machine only: page, settings, curves, exports and forecasts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -20,6 +21,7 @@ from sgdynamics.cli.explorer import states
 ADDRESS = "127.0.0.1"
 HOSTS = ("127.0.0.1", "localhost")
 LONGEST_ADDRESS = 2000
+MAX_BODY = 4_000_000  # bytes of a request for a forecast, which contains the files
 MAX_CONNECTIONS = 64  # each has a thread; a browser opens six
 CONTENT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:"
@@ -28,6 +30,7 @@ FILES = {
     "/": ("page.html", "text/html"),
     "/page.css": ("page.css", "text/css"),
     "/page.js": ("page.js", "text/javascript"),
+    "/forecast.js": ("forecast.js", "text/javascript"),
 }
 KINDS = {"py": "text/x-python", "toml": "application/toml", "pdf": "application/pdf"}
 
@@ -38,6 +41,14 @@ class Overtaken(Exception):
 
 class Forbidden(Exception):
     """The request comes from another site."""
+
+
+class InvalidRequest(Exception):
+    """The request has the wrong form; `status` states which."""
+
+    def __init__(self, status: HTTPStatus, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class Explorer(ThreadingHTTPServer):
@@ -93,13 +104,31 @@ class Explorer(ThreadingHTTPServer):
         ``page`` and ``number`` identify the page and count its requests; ``pieces`` is the number
         of pieces of the exact runs to compute.
         """
-        page, number = query.pop("page", ""), _count(query, "number", 0)
+        page, number = _page_of(query)
         pieces = _count(query, "pieces", 1)
-        if len(page) > 40:
-            raise checks.reject(
-                "page", page, "the name of a page has at most 40 characters. Shorten it"
-            )
         state = states.state_from(query)
+        with self._turn(page, number):
+            from sgdynamics.cli.explorer import curves
+
+            result = curves.curves(state, max(pieces, 1))
+            self.compiled.add(f"{state.width} {state.activation}")
+            return result
+
+    def forecast(self, query: dict[str, str], content: bytes) -> dict[str, object]:
+        """Return the forecast that the content of a request asks for.
+
+        ``page`` and ``number`` identify the panel of a page and count its requests.
+        """
+        page, number = _page_of(query)
+        checks.reject_unknown("the address", query, ())
+        with self._turn(page, number):
+            from sgdynamics.cli.explorer import forecasts
+
+            return forecasts.predict(forecasts.request_from(content))
+
+    @contextmanager
+    def _turn(self, page: str, number: int) -> Iterator[None]:
+        """Wait for the computations before this one; raise Overtaken if a newer request waits."""
         if page:
             if len(self._newest) > 1000:
                 self._newest.clear()
@@ -107,11 +136,7 @@ class Explorer(ThreadingHTTPServer):
         with self._computing:
             if page and self._newest.get(page, 0) > number:
                 raise Overtaken
-            from sgdynamics.cli.explorer import curves
-
-            result = curves.curves(state, max(pieces, 1))
-            self.compiled.add(f"{state.width} {state.activation}")
-            return result
+            yield
 
     def export(self, query: dict[str, str]) -> tuple[bytes, str, str]:
         """Return the file of an address: its bytes, its content type and its name."""
@@ -123,6 +148,15 @@ class Explorer(ThreadingHTTPServer):
             from sgdynamics.cli.explorer import curves
 
             return curves.pdf(state), KINDS[kind], "explored.pdf"
+
+
+def _page_of(query: dict[str, str]) -> tuple[str, int]:
+    """Take the name of a page and the number of its request out of a query."""
+    page = query.pop("page", "")
+    if len(page) > 40:
+        fix = "the name of a page has at most 40 characters. Shorten it"
+        raise checks.reject("page", page, fix)
+    return page, _count(query, "number", 0)
 
 
 def _count(query: dict[str, str], name: str, default: int) -> int:
@@ -141,11 +175,21 @@ class Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
+        self._respond(self._answer)
+
+    def do_POST(self) -> None:
+        self.close_connection = True  # an error may leave a part of the content unread
+        self._respond(self._answer_post)
+
+    def _respond(self, answer: Callable[[SplitResult], None]) -> None:
+        """Answer a request of this machine; an error becomes a status and a message."""
         try:
             self._check_sender()
-            self._answer(urlsplit(self.path))
+            answer(urlsplit(self.path))
         except Forbidden as error:
             self._json({"error": str(error)}, HTTPStatus.FORBIDDEN)
+        except InvalidRequest as error:
+            self._json({"error": str(error)}, error.status)
         except Overtaken:
             self._json({"error": "overtaken"}, HTTPStatus.CONFLICT)
         except ValueError as error:
@@ -162,7 +206,7 @@ class Handler(BaseHTTPRequestHandler):
             raise Forbidden(
                 f"Host = {host[:80]!r}: this page answers to 127.0.0.1 and localhost only"
             )
-        if self.headers.get("Sec-Fetch-Mode") == "navigate":
+        if self.command == "GET" and self.headers.get("Sec-Fetch-Mode") == "navigate":
             return  # a link on another site opens the page, whose content that site cannot read
         if self.headers.get("Sec-Fetch-Site") == "cross-site":
             raise Forbidden(
@@ -188,6 +232,35 @@ class Handler(BaseHTTPRequestHandler):
             message = f"path = {url.path[:80]!r}: there is no such page. The server has {paths}"
             self._json({"error": message}, HTTPStatus.NOT_FOUND)
 
+    def _answer_post(self, url: SplitResult) -> None:
+        if url.path != "/forecast":
+            message = f"path = {url.path[:80]!r}: only /forecast takes content. Use GET"
+            raise InvalidRequest(HTTPStatus.METHOD_NOT_ALLOWED, message)
+        # A form of another site cannot have this type.
+        kind = self.headers.get("Content-Type", "")
+        if kind.partition(";")[0].strip() != "application/json":
+            message = f"Content-Type = {kind[:80]!r}: use 'application/json'"
+            raise InvalidRequest(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
+        query, content = _parse_query(url.query), self._read_content()
+        self._json(self.server.forecast(query, content))
+
+    def _read_content(self) -> bytes:
+        """Read the content of a request, of limited size."""
+        length = self.headers.get("Content-Length", "")
+        if not (length.isascii() and length.isdigit() and len(length) < 16):
+            message = f"Content-Length = {length[:80]!r}: give the number of bytes"
+            raise InvalidRequest(HTTPStatus.LENGTH_REQUIRED, message)
+        if int(length) > MAX_BODY:
+            message = (
+                f"the files have {int(length) / 1e6:.1f} MB: the limit is {MAX_BODY / 1e6:g} MB. "
+                "Use fewer rows"
+            )
+            raise InvalidRequest(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+        content = self.rfile.read(int(length))
+        if len(content) < int(length):
+            raise ValueError(f"the request ends after {len(content)} of {length} bytes")
+        return content
+
     def _json(self, value: object, status: HTTPStatus = HTTPStatus.OK) -> None:
         self._send(json.dumps(value, allow_nan=False).encode(), "application/json", status=status)
 
@@ -207,6 +280,8 @@ class Handler(BaseHTTPRequestHandler):
             "Content-Security-Policy": CONTENT_POLICY,
             "Referrer-Policy": "no-referrer",
         }
+        if self.close_connection:
+            headers["Connection"] = "close"
         for name, value in {**headers, **(extra or {})}.items():
             self.send_header(name, value)
         self.end_headers()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TextIO, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -160,11 +160,16 @@ def _read_file(path: str | Path) -> pd.DataFrame:
     file = checks.path("curves", path)
     if not file.is_file():
         raise checks.reject("curves", str(path), "no such file.")
+    return read_table(str(path), file)
+
+
+def read_table(name: str, file: Path | TextIO) -> pd.DataFrame:
+    """Parse a CSV file or an open text; `name` stands for it in messages."""
     try:
         return pd.read_csv(file)
     except (ValueError, UnicodeDecodeError) as error:
         fix = f"this is not a CSV file ({checks.reason(error)})."
-        raise checks.reject("curves", str(path), fix) from None
+        raise checks.reject("curves", name, fix) from None
 
 
 def _from_arrays(source: object) -> pd.DataFrame:
@@ -192,7 +197,7 @@ def _curve(
     name: str, table: pd.DataFrame, schedule: ScheduleArgument | None, skip: float
 ) -> LossCurve:
     """Validate one run."""
-    columns = ", ".join(map(str, table.columns))
+    columns = ", ".join(str(column) for column in table.columns if column != "run")
     for column in ("step", "loss"):
         if column not in table.columns:
             fix = f"it has no column {column} (it has {columns})."
