@@ -89,6 +89,17 @@ def test_the_best_schedule_is_that_of_the_library(server, fit):
     assert answer["best"]["decay_start"] == pytest.approx(best.decay_start, rel=1e-4)
 
 
+def test_notes_of_the_best_schedule_name_it(server):
+    """The best schedule of this curve stays below the measured peak, where there is no band."""
+    name = "synthetic_a2.0_wsd"
+    file = one_file((LOSS_CURVES / f"{name}.csv").read_text(), name)
+    status, answer = post(server, content_of(file, best=True))
+    assert status == 200, answer
+    assert None not in answer["prediction"]["lower"]
+    assert set(answer["best"]["lower"]) == {None}
+    assert answer["notes"][-1].startswith("Best schedule: the peak 0.05")
+
+
 def test_a_peak_that_is_not_measured_has_no_band(server):
     status, answer = post(server, content_of(peak=1e-3))
     assert status == 200, answer

@@ -148,9 +148,10 @@
     const curve = curves.length > 1 ? `${curves.length} curves` : "one curve";
     let text = `Predicted final loss at step ${last(prediction.step)}: ${finalLoss(prediction, level)}.`;
     if (best) {
-      const [gain, lower, upper] = best.gain.map((value) => value.toFixed(4));
+      const [gain, lower, upper] = best.gain.map((value) => value?.toFixed(4));
+      const band = lower && upper ? ` (${lower} to ${upper})` : "";
       text += ` Best schedule: ${finalLoss(best, level)}, its decay starts at ${Math.round(100 * best.decay_start)}% of the run,`;
-      text += ` gain over a cosine that ends at 0: ${gain} (${lower} to ${upper}). ${best.optimism}`;
+      text += ` gain over a cosine that ends at 0: ${gain}${band}. ${best.optimism}`;
     }
     return `${text} Model: ${model}, fitted to ${curve} with a mean error of ${residual.toPrecision(2)}.`;
   };

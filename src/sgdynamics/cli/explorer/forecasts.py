@@ -173,7 +173,7 @@ def predict(request: ForecastRequest) -> dict[str, object]:
             "decay_start": _round(best.decay_start),
             "optimism": OPTIMISM,
         }
-        notes = (*notes, *best_notes)
+        notes = (*notes, *(f"best schedule: {note}" for note in best_notes if note not in notes))
     texts = dict.fromkeys((*fit.warnings, *notes))
     answer["notes"] = [f"{text[:1].upper()}{text[1:].rstrip('.')}." for text in texts]
     return answer
