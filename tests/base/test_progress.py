@@ -43,16 +43,16 @@ def test_the_bar_starts_before_the_first_piece_is_finished(monkeypatch):
 
 @pytest.fixture
 def slow_steps(monkeypatch):
-    """A small ODE, integrated in stretches of one step, as if each step took long."""
+    """A small ODE. `slow_down(0.0)` reports the progress after each step, as if steps took long."""
     problem = sgd.TeacherStudent(width=2)
     start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))
 
     def solve(**options):
         return sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.1), start, times=[0.5, 1.0], **options)
 
-    def slow_down(stretch):
+    def slow_down(interval):
         monkeypatch.setattr(integrate, "_PACE", {})
-        monkeypatch.setattr(integrate, "STRETCH", stretch)
+        monkeypatch.setattr(integrate, "PROGRESS_INTERVAL", interval)
 
     return solve, slow_down
 
@@ -231,7 +231,7 @@ def test_exits_by_the_ode_announce_long_work(monkeypatch):
         warnings.filterwarnings("error", message=".* expected")
         expected = exits()
     monkeypatch.setattr(progress, "LONG", 0.0)
-    monkeypatch.setattr(integrate, "HEAVY", 0.0)
+    monkeypatch.setattr(integrate, "MANY_NODES", 0.0)
     message = r"exit times, ode: at least .* s per evaluation of the drift, 104 evaluations or more"
     with pytest.warns(UserWarning, match=message):
         np.testing.assert_array_equal(exits().times, expected.times)

@@ -241,13 +241,13 @@ def test_sampling_error_of_derivatives_is_no_noise(monkeypatch):
     assert np.all(np.abs(apart - 1) < 0.03), apart
     from sgdynamics.fixed_data import response_form
 
-    next_order = response_form.next_order
+    advance = response_form.advance_order_parameters
 
-    def next_order_without_correction(setup, step, order, sums, number):
+    def advance_without_correction(setup, step, order, sums, number):
         noise = (step.parameters["eigenvalues"] * step.block_sizes)[:, None] + 0 * order.noise
-        return next_order(setup, step, order._replace(noise=noise), sums, number)
+        return advance(setup, step, order._replace(noise=noise), sums, number)
 
-    monkeypatch.setattr(response_form, "next_order", next_order_without_correction)
+    monkeypatch.setattr(response_form, "advance_order_parameters", advance_without_correction)
     jax.clear_caches()
     apart = linear_spectrum(1024, 2, 16, 64)[0].mean(axis=0)
     monkeypatch.undo()

@@ -38,8 +38,8 @@ def pendulum(t, y):
 
 
 @float64
-def solve(field, state, times, rtol=1e-9, atol=1e-11, inside=lambda t, y: t >= 0, most=500):
-    return jax.jit(partial(explicit, field, inside=inside, most=most))(
+def solve(field, state, times, rtol=1e-9, atol=1e-11, inside=lambda t, y: t >= 0, max_steps=500):
+    return jax.jit(partial(explicit, field, inside=inside, max_steps=max_steps))(
         state, jnp.asarray(times), rtol, atol
     )
 
@@ -70,8 +70,8 @@ def test_steps_are_those_of_diffrax():
     assert not bool(solution.has_diverged | solution.exhausted)
     # one step fewer than diffrax does not reach the end
     steps = int(reference.stats["num_steps"])
-    assert not bool(solve(pendulum, state, times, most=steps).exhausted)
-    assert bool(solve(pendulum, state, times, most=steps - 1).exhausted)
+    assert not bool(solve(pendulum, state, times, max_steps=steps).exhausted)
+    assert bool(solve(pendulum, state, times, max_steps=steps - 1).exhausted)
 
 
 def test_solution_ends_where_it_leaves_its_bounds():
@@ -100,7 +100,9 @@ def test_solution_ends_where_it_leaves_its_bounds():
     "undefined", [lambda t, y: y["y"] * jnp.nan, lambda t, y: jnp.where(t == 0, jnp.nan, y["y"])]
 )
 def test_a_field_that_is_undefined_at_the_start_goes_nowhere(undefined):
-    solution = solve(lambda t, y: {"y": undefined(t, y)}, {"y": np.ones(1)}, [0.0, 1.0], most=30)
+    solution = solve(
+        lambda t, y: {"y": undefined(t, y)}, {"y": np.ones(1)}, [0.0, 1.0], max_steps=30
+    )
     assert bool(solution.exhausted)
     assert float(solution.time) == 0.0
     assert float(solution.last["y"][0]) == 1.0

@@ -111,7 +111,7 @@ def test_the_load_is_that_of_a_large_sample_covariance(decay):
     X = rng.normal(size=(int(alpha * d), d)) * np.sqrt(np.repeat(eigenvalues, [300, 900]))
     x = np.linalg.eigvalsh(X.T @ X / len(X))
     stability = CellStability(0.7, alpha, eigenvalues, fractions, decay)
-    assert x.max() < stability.largest_eigenvalue < 1.3 * x.max()
+    assert x.max() < stability.eigenvalue_bound < 1.3 * x.max()
     for cells in (10, 50):
         tau = 0.7 * alpha / cells
         expected = 0.7 * (1 - 1 / cells) * np.mean(x**2 / ((x + decay) * (2 - tau * (x + decay))))

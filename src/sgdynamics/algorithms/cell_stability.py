@@ -8,25 +8,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sgdynamics.base import checks
+from sgdynamics.base.controls import Schedule
+
 # Factor between the numbers of cells at the finest and the coarsest level of the extrapolation.
 LEVELS = 4
 # Share of the distance to the stability threshold that the coarsest level may use.
 MARGIN = 0.15
+# Largest number of cells per epoch.
 MOST_CELLS = 1 << 30
 ITERATIONS = 10_000
 
 
-def smallest_cells(is_enough: Callable[[int], bool], first: int = LEVELS) -> int:
-    """Return the smallest multiple of 4 that is enough, at least ``first``.
+def smallest_cells(
+    is_enough: Callable[[int], bool], lr: float | Schedule, first: int = LEVELS
+) -> int:
+    """Return the smallest multiple of 4 that is enough cells, at least ``first``.
 
-    ``is_enough`` must be monotone: all numbers of cells above a threshold are enough.
+    ``is_enough`` must be monotone: all numbers of cells above a threshold are enough. ``lr`` is the
+    learning rate that the error message shows.
     """
     if is_enough(first):
         return first
     low, high = first, 2 * first
     while not is_enough(high):
         if high > MOST_CELLS:
-            raise ValueError("lr is too close to the stability threshold. Use a smaller lr.")
+            fix = (
+                "this is too close to the stability threshold, where more than "
+                f"{MOST_CELLS} cells per epoch would be needed. Use a smaller lr."
+            )
+            raise checks.reject("lr", lr, fix)
         low, high = high, 2 * high
     while high - low > LEVELS:
         middle = low + (high - low) // (2 * LEVELS) * LEVELS
@@ -76,8 +87,11 @@ class CellStability:
     is_linear: bool = True
 
     @property
-    def largest_eigenvalue(self) -> float:
-        """Upper bound (sqrt(max l) + sqrt(mean l/alpha))^2 on the sample covariance (Gordon)."""
+    def eigenvalue_bound(self) -> float:
+        """Upper bound on the eigenvalues of the sample covariance (Gordon's inequality).
+
+        With the eigenvalues l of the covariance it is (sqrt(max l) + sqrt(mean l/alpha))^2.
+        """
         mean = float(self.eigenvalues @ self.fractions) / self.samples_per_dimension
         return (math.sqrt(float(np.max(self.eigenvalues))) + math.sqrt(mean)) ** 2
 
@@ -117,10 +131,11 @@ class CellStability:
         repeated = rate * (1 - 1 / cells) / tau * ((below + above) / (z + decay) - 1)
         return max(fresh, repeated) if cells > 1 else (math.inf if math.isinf(above) else fresh)
 
-    def is_stable(self, cells: int) -> bool:
-        """Whether the dynamics with this many cells is stable.
+    def allows_cells(self, cells: int) -> bool:
+        """Whether this number of cells per epoch is allowed.
 
-        True if SGD itself diverges, or if the load is unknown.
+        It is not allowed if the dynamics with these cells diverges although SGD itself does not.
+        All numbers are allowed if SGD itself diverges, or if the load is unknown.
         """
         if not self.is_linear or self.load(math.inf) >= 1:
             return True
@@ -132,7 +147,7 @@ class CellStability:
         The mean must not oscillate, and the load must be close to that of SGD itself.
         """
         tau = self.rate * self.samples_per_dimension / cells
-        if tau * (self.largest_eigenvalue + self.decay) > 1:
+        if tau * (self.eigenvalue_bound + self.decay) > 1:
             return False
         limit = self.load(math.inf) if self.is_linear else 1.0
         return limit >= 1 or self.load(cells) <= limit + MARGIN * (1 - limit)

@@ -155,13 +155,15 @@ class EpochSGD(FixedData):
         """
         if given is not None:
             count = LEVELS * math.ceil(checks.integer("cells", given, 1) / LEVELS)
-            if stability is not None and not stability.is_stable(count // LEVELS):
-                needed = smallest_cells(lambda cells: stability.is_stable(cells // LEVELS))
+            if stability is not None and not stability.allows_cells(count // LEVELS):
+                needed = smallest_cells(
+                    lambda cells: stability.allows_cells(cells // LEVELS), self.lr
+                )
                 raise checks.reject(
                     "cells",
                     given,
-                    f"the dynamics with a quarter of the cells ({count // LEVELS} per epoch) is "
-                    "unstable at this learning rate and covariance. "
+                    f"the error estimate also runs a quarter of the cells ({count // LEVELS} per "
+                    "epoch), which is unstable at this lr and covariance. "
                     f"Use cells = {needed} or more, a smaller lr, or {SIMULATE}.",
                 )
             return count
@@ -176,7 +178,7 @@ class EpochSGD(FixedData):
         count = max(FEWEST_CELLS, LEVELS * math.ceil(least / LEVELS - 1e-9))
         if stability is None:
             return count
-        return smallest_cells(lambda cells: stability.has_margin(cells // LEVELS), count)
+        return smallest_cells(lambda cells: stability.has_margin(cells // LEVELS), self.lr, count)
 
     @property
     def selects(self) -> bool:

@@ -28,11 +28,11 @@ UPPER_QUANTILE = float(stats.norm.cdf(1.0))
 
 
 def compare_laws(exact: Entries, direct: Entries, level: float) -> tuple[list[Check], int]:
-    """Test whether exact and direct runs have the same law; return the checks and their size.
+    """Test exact = direct in law; return the checks and the number of compared entries.
 
     Two checks at this level each: the smallest two-sample Kolmogorov-Smirnov p-value over all
     entries, with Bonferroni's correction, and the largest difference of means in units of its
-    standard error. The second result is the number of compared entries.
+    standard error.
     """
     first, second = (
         np.concatenate([values.reshape(len(values), -1) for values in entries.values()], axis=1)

@@ -1,4 +1,4 @@
-"""`dynamics_of`: the one place where kinds of problems and algorithms are told apart."""
+"""`dynamics_of` chooses the dynamics from the kinds of the problem and the algorithm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dynamics_of(
 ) -> SolverDynamics[Any]:
     """The dynamics of a problem under an algorithm.
 
-    Raises ValueError if the support table has no answer of this solver for them.
+    Raises ValueError if the solver does not support this combination.
     """
     require(solver, problem, algorithm)
     if isinstance(algorithm, FixedData) and "fields" in problem.kinds:

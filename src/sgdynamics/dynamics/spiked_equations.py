@@ -372,7 +372,7 @@ class SpikedPaths(VariableStepSimulator):
 @partial(jax.jit, static_argnums=(0, 1))
 def _advance_spiked(
     bits: int,
-    see: Observe | None,
+    observe: Observe | None,
     parameters: Parameters,
     edges: Int[Numeric, " spans"],
     lengths: Float[Numeric, " spans"],
@@ -393,8 +393,8 @@ def _advance_spiked(
         )(keys)
         state = spiked_sde_step(bits, parameters, state, length, normals)
         fine = state.m**2 + state.r2 < parameters["limit"]
-        if see is not None:
-            record = jax.vmap(partial(see, watch_parameters), (0, None, 0))(
+        if observe is not None:
+            record = jax.vmap(partial(observe, watch_parameters), (0, None, 0))(
                 record, number + 1, state._asdict()
             )
         return state, jnp.where(fine, number + 1, good), record

@@ -42,7 +42,8 @@ from sgdynamics.simulation.running import (
     run,
 )
 
-COMPARED_POINTS = 16  # intervals of the noiseless path at whose ends step lengths are compared
+# Intervals of the noiseless path, at whose ends step lengths are compared.
+COMPARISON_INTERVALS = 16
 
 
 class UserPaths(VariableStepSimulator):
@@ -151,7 +152,7 @@ def _sde_step(
 def _advance(
     problem: Dynamics,
     sources: int,
-    see: Observe | None,
+    observe: Observe | None,
     parameters: Parameters,
     state: State,
     keys: RandomKeys,
@@ -172,9 +173,9 @@ def _advance(
         def advance_run(state: State, key: RandomKey, record: PyTree) -> tuple[Any, Any]:
             normals, _ = normals_and_uniforms(jax.random.fold_in(key, index), sources, 0)
             state = _sde_step(problem, parameters, position, state, length, normals)
-            return state, record if see is None else see(
-                watch_parameters, record, index + 1, dict(state)
-            )
+            if observe is not None:
+                record = observe(watch_parameters, record, index + 1, dict(state))
+            return state, record
 
         states, record = jax.vmap(advance_run)(states, keys, record)
         finite = [
@@ -206,24 +207,26 @@ def _count_sources(problem: Dynamics, values: Parameters, states: Arrays) -> int
 
 
 def user_step_length(simulator: UserPaths, end: float) -> tuple[float, float]:
-    """A step length whose error on the noiseless path of the first run is small, and that error.
+    """A step length and its error on the noiseless path of the first run.
+
+    The error is below STEP_TOLERANCE, or the step is the shortest one allowed.
 
     A mode that decays at rate kappa has (kappa h)/sinh(kappa h) times its stationary variance in
     this scheme, so that (kappa h)^2/6 counts as an error too.
     """
     first = {name: value[:1] for name, value in simulator.states.items()}
     parameters = simulator.parameters
-    quiet = UserPaths(
+    noiseless = UserPaths(
         simulator.problem, parameters["values"], parameters["drift_dimension"], first, 0.0
     )
-    points = np.linspace(0.0, end, COMPARED_POINTS + 1)
+    points = np.linspace(0.0, end, COMPARISON_INTERVALS + 1)
     coarse, count = None, FIRST_STEPS
     while True:
         edges, lengths = plan_steps(points, end / count)
-        quiet.set_steps(edges, lengths)
-        states, _ = run(quiet, 1, edges, 0, "step length", False)
+        noiseless.set_steps(edges, lengths)
+        states, _ = run(noiseless, 1, edges, 0, "step length", False)
         if coarse is not None:
-            # Of second order: this path is off by a third of what halving the step changed.
+            # The scheme has order 2, so the error of the finer path is a third of the change.
             error = max(_largest_change(coarse[name], states[name]) / 3 for name in states)
             fastest = _fastest_rate(simulator.problem, parameters, points, states)
             error = max(error, (fastest * end / count) ** 2 / 6)

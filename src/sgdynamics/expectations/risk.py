@@ -38,9 +38,10 @@ SHORT = 8  # lanes of the smaller of two programs
 MARGIN = 2.0  # a quadrature chosen from a start serves rows of up to twice its squared length
 # Relative standard error of a positive risk, at all states, above which it counts as unknown.
 VAGUE = 0.3
-TOLERANCE = 1e-9  # relative error at which a Mehler series is long enough
-REFINED_ABOVE = 1e-4  # relative error of risks on a quick grid above which a finer one is used
-MOST_EVALUATIONS = 5e7  # of a loss, on a finer grid at all states: about ten seconds
+REFINE_ABOVE = 1e-9  # relative error of series and grids above which the quadrature is refined
+REFINE_GRID_ABOVE = 1e-4  # relative error of risks on a quick grid above which it is refined
+# Largest number of evaluations of a loss on a finer grid at all states: about ten seconds.
+MOST_EVALUATIONS = 5e7
 
 States = dict[str, np.ndarray]  # M, Q, a (and alpha), with any leading axes
 
@@ -166,7 +167,7 @@ def population_risk(problem: Problem, states: States) -> tuple[np.ndarray, float
     (risks,) = compute_risks(
         problem.structure, quadrature, [problem.parameters], [states], quick=True
     )
-    if risks.risk_error > REFINED_ABOVE:
+    if risks.risk_error > REFINE_GRID_ABOVE:
         risks = _refine(problem, quadrature, states, risks)
     return risks.risk, max(risks.sampling, risks.worst)
 
@@ -177,7 +178,7 @@ def _refine(problem: Problem, quadrature: Quadrature, states: States, risks: Ris
     count = math.prod(states["a"].shape[:-1])
     size = _count_evaluations(expectation.risk_nodes(quadrature))
     finer: Quadrature | None = quadrature
-    while size and finer is not None and risks.risk_error > REFINED_ABOVE:
+    while size and finer is not None and risks.risk_error > REFINE_GRID_ABOVE:
         evaluations = _count_evaluations(expectation.risk_nodes(finer, quick=False))
         # the error estimate uses two grids at ERROR_STATES states
         if (count + 2 * ERROR_STATES) * evaluations > MOST_EVALUATIONS:
@@ -190,7 +191,7 @@ def _refine(problem: Problem, quadrature: Quadrature, states: States, risks: Ris
 
 
 def _count_evaluations(nodes: Nodes) -> int:
-    """Evaluations of the loss per state on a grid; 0 for nodes that are no grid."""
+    """Number of evaluations of the loss per state on a grid; 0 if the nodes form no grid."""
     if "between_points" not in nodes:
         return 0
     return nodes["points"].shape[1] * (nodes["few"].shape[1] if "few" in nodes else 1)
@@ -307,7 +308,7 @@ def _error_states(states: States) -> States:
 
 
 # Quadratures for `estimate_expectation`: 2^12 points per replicate, 2^10 per case of discrete
-# draws.
+# draws. `risk_nodes` adds 2 to `log2_points`, or subtracts 2 with discrete draws.
 EXPECTED = Quadrature(log2_points=10, replicates=16)
 EXPECTED_BY_CASE = Quadrature(log2_points=12, replicates=16)
 
@@ -316,10 +317,10 @@ EXPECTED_BY_CASE = Quadrature(log2_points=12, replicates=16)
 def estimate_expectation(
     problem: Problem, function: Loss, states: States
 ) -> tuple[np.ndarray, np.ndarray]:
-    """E[function] of a sample at states as of `population_risk`, and its standard errors.
+    """E[function] over samples at each state, and its standard errors.
 
-    The function has values of any shape and may jump: nothing is assumed about it. It is averaged
-    over scrambled Sobol points; discrete draws are summed over.
+    The states are those of `population_risk`. The function is averaged over scrambled Sobol points
+    and summed over discrete draws, so that it may jump and return arrays of any shape.
     """
     structure = problem.structure.with_loss(function)
     has_cases = structure.sample.sampled_normals < structure.sample.normals_per_sample
@@ -339,7 +340,8 @@ def estimate_expectation(
 def stack_lanes(items: list[Any], size: int) -> Any:
     """Pytrees stacked along a first axis, padded with copies of the last one.
 
-    The axis has one of two lengths (one for a single item), so that few programs are compiled.
+    The length is `size`, or min(size, SHORT) for at most SHORT items, so that few programs are
+    compiled.
     """
     length = min(size, SHORT) if len(items) <= SHORT else size
     padded = items + [items[-1]] * (length - len(items))

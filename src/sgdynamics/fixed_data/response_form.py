@@ -46,10 +46,10 @@ from sgdynamics.fixed_data.response_order import (
     InitialFields,
     OrderParameters,
     ResponseSums,
+    advance_order_parameters,
     initial_order,
     insert,
     multiply_float64,
-    next_order,
     rows_at_slot,
     slot_count,
 )
@@ -284,15 +284,17 @@ def advance_paths(
     def advance_order(
         paths: ResponsePaths, number: IntScalar
     ) -> tuple[OrderParameters, Int[Numeric, ""], Bool[Numeric, ""]]:
-        order, is_finite, is_valid = next_order(setup, step, paths.order, paths.sums, number)
+        order, may_continue, is_valid = advance_order_parameters(
+            setup, step, paths.order, paths.sums, number
+        )
         fails = (paths.failed_step < 0) & ~is_valid
-        return order, jnp.where(fails, number, paths.failed_step), is_finite
+        return order, jnp.where(fails, number, paths.failed_step), may_continue
 
     def advance(carry: Carry) -> Carry:
         number, paths, last_good, has_sums = carry
         # Operands of a conditional may be copied: the large arrays are left out.
         small = paths._replace(**{name: None for name in _PATHS_LAST + _PATHS_FIRST})
-        order, failed_step, is_finite = jax.lax.cond(
+        order, failed_step, may_continue = jax.lax.cond(
             has_sums,
             lambda small: over_sets(lambda paths: advance_order(paths, number), sets)(small),
             lambda small: (small.order, small.failed_step, jnp.ones(sets, bool)),
@@ -310,7 +312,7 @@ def advance_paths(
             return _pass_over_paths(setup, step, paths, following, has_sums, visits)
 
         paths = over_sets(pass_over, sets)(paths, visits)
-        last_good = jnp.where(is_finite | ~has_sums, following, last_good)
+        last_good = jnp.where(may_continue | ~has_sums, following, last_good)
         return following, paths, last_good, jnp.bool_(True)
 
     number, paths, last_good, _ = jax.lax.while_loop(

@@ -1,9 +1,9 @@
 """Order parameters of the response form: overlaps, responses and the covariance of the fields.
 
-The equations are those of `fixed_data.response_form`: one step evolves the overlaps G_b and the
-responses R_b of each covariance block b, the factor Lc of the covariance of all fields through
-its inverse, and the memory of the fields, from the sums <g z> and <g g(s)> over the paths. No
-operation here depends on the number of paths.
+The equations are those of `fixed_data.response_form`. One step takes the sums <g z> and <g g(s)>
+over the paths. It advances the overlaps G_b and the responses R_b of each covariance block b, the
+inverse of the factor Lc of the covariance of all fields, and the memory of the fields. No operation
+here depends on the number of paths.
 
 Vectors are numbered by slots: the K signals, then the p rows at each time.
 """
@@ -23,13 +23,14 @@ from sgdynamics.fixed_data.path_pass import multiply
 from sgdynamics.fixed_data.setup import LARGEST, Setup, StepParameters
 from sgdynamics.samples.input_covariance import eigenvalues
 
-SINGULAR = 1e-10  # smaller conditional variances, relative to the variance of a field, are rounding
-# A field whose variance grows by more than this factor in one step diverges.
+# Smaller conditional variances, relative to the variance of the field, are rounding errors.
+SINGULAR = 1e-10
+# A run diverges if the variance of a field grows by more than this factor in one step.
 DIVERGENCE_FACTOR = 16.0
 
 
 class ResponseSums(NamedTuple):
-    """Sums over all paths that one pass computes for the next step."""
+    """Sums over all paths, which one pass over the paths computes for the next step."""
 
     z: Float[Numeric, "p capacity"]  # <g, z>
     g: Float[Numeric, "p capacity"]  # <g, g(s)>
@@ -44,10 +45,10 @@ class OrderParameters(NamedTuple):
     inverse: Float[Numeric, "capacity capacity"]  # Lc^-1
     rates: Float[Numeric, " capacity"]  # lr of each step, divided by the norm on the sphere
     noise: Float[Numeric, "blocks capacity"]  # e_b (d_b - N_b(s))
-    sampled: Float[Numeric, " blocks"]  # N_b
+    sampled: Float[Numeric, " blocks"]  # N_b, the share of block b in the number of vectors
     head: Float[Numeric, " p"]
-    field_from_z: Float[Numeric, "p capacity"]  # rows of Lc of the present fields
-    field_from_g: Float[Numeric, "p capacity"]  # their memory of earlier gradients
+    field_from_z: Float[Numeric, "p capacity"]  # rows of Lc at the current time
+    field_from_g: Float[Numeric, "p capacity"]  # memory of earlier gradients
 
 
 class InitialFields(NamedTuple):
@@ -64,7 +65,11 @@ class InitialFields(NamedTuple):
 def initial_fields(
     frame: np.ndarray, T: np.ndarray, L: np.ndarray, values: np.ndarray
 ) -> InitialFields:
-    """From signals (blocks, K, k), rows [T | L] (blocks, p, k + p), and eigenvalues."""
+    """Return the initial fields of signals and rows.
+
+    The signals `frame` are (blocks, K, k), the rows [T | L] are (blocks, p, k + p), and `values`
+    contains the eigenvalues of the blocks.
+    """
     signals = np.concatenate([frame, np.zeros((*frame.shape[:2], L.shape[-1]))], axis=-1)
     vectors = np.concatenate([signals, np.concatenate([T, L], axis=-1)], axis=1)
     overlaps = vectors @ np.swapaxes(vectors, -1, -2)
@@ -127,7 +132,7 @@ def initial_order(
 def multiply_float64(
     left: Float[Numeric, "m k"], right: Float[Numeric, "k n"]
 ) -> Float[Numeric, "m n"]:
-    """A product in the precision of `right`, as float64."""
+    """Multiply in the precision of `right` and return float64."""
     return multiply(left, right).astype(jnp.float64)
 
 
@@ -199,17 +204,18 @@ def _next_rows(
     return _NextRows(overlaps, own, responses, rates)
 
 
-def next_order(
+def advance_order_parameters(
     setup: Setup,
     step: StepParameters,
     order: OrderParameters,
     sums: ResponseSums,
     number: IntScalar,
 ) -> tuple[OrderParameters, Bool[Numeric, ""], Bool[Numeric, ""]]:
-    """The order parameters after a step, whether they are finite, and whether the step is valid.
+    """Advance the order parameters by one step.
 
-    A step is invalid if its fields are linear combinations of earlier ones although nothing
-    diverges.
+    Returns the new order parameters, whether the run may continue (finite, with a regular
+    covariance), and whether the step is valid. A step is invalid if its fields are linear
+    combinations of earlier ones although nothing diverges.
     """
     step = step.at_step(number)
     structure, sizes = setup.structure, step.block_sizes

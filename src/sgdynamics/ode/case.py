@@ -25,7 +25,7 @@ MARGIN = 1e-3
 LARGEST = 1e6
 
 
-# A state with arrays of one kind, which a conversion of units preserves.
+# The type of a state or rate, which a conversion of units preserves.
 StateType = TypeVar("StateType", bound=State)
 # A result that may have been replaced by its error.
 Outcome = TypeVar("Outcome")
@@ -163,7 +163,7 @@ class IntegrationResult(NamedTuple):
 
 
 def from_units(shared: Parameters, state: StateType) -> StateType:
-    """Return a state that was integrated in other units in those of the library."""
+    """Convert a state from the units of the integration to those of the library."""
     units = shared.get("units")
     if units is None:
         return state
@@ -172,7 +172,7 @@ def from_units(shared: Parameters, state: StateType) -> StateType:
 
 
 def in_units(shared: Parameters, state: StateType) -> StateType:
-    """Return a state or rate of the library in the units of the integration."""
+    """Convert a state or rate from the units of the library to those of the integration."""
     units = shared.get("units")
     if units is None:
         return state

@@ -81,23 +81,24 @@ def drift(
     )
     coefficients = moments.coefficients(parameters)
     # l_b H Omega_b, with the columns of students first and of signals after them
-    pull = jnp.einsum("bic,bcd->bid", coefficients, overlaps.blocks)
-    inward = pull[..., :p] + jnp.swapaxes(pull[..., :p], -1, -2)
-    dM = -pull[..., p:] - decay * M
-    dQ = -inward - 2 * decay * Q
+    field_gradient = jnp.einsum("bic,bcd->bid", coefficients, overlaps.blocks)
+    student_part, signal_part = field_gradient[..., :p], field_gradient[..., p:]
+    symmetric_gradient = student_part + jnp.swapaxes(student_part, -1, -2)
+    dM = -signal_part - decay * M
+    dQ = -symmetric_gradient - 2 * decay * Q
     if not flow:
         # E[h h^T] |x_b|^2/d, the norm of a gradient outside of the rows and signals
-        growth = input_covariance.block_traces(
+        block_trace = input_covariance.block_traces(
             parameters, None if finite is None else finite["sizes"] * finite["inverse_dimension"]
         )
-        dQ = dQ + (lr / batch) * growth[:, None, None] * moments.noise
+        dQ = dQ + (lr / batch) * block_trace[:, None, None] * moments.noise
         if finite is not None:
             # Products of increments inside of the frame: within one sample, and between the samples
             # of a batch, where the mean factorises into l_b^2 H Omega_b H^T.
-            tilt = jnp.einsum("bid,bjd->bij", pull, coefficients)
+            mean_gradient_gram = jnp.einsum("bid,bjd->bij", field_gradient, coefficients)
             norms: Any = moments.norms
-            second_order = norms / batch + (1 - 1 / batch) * tilt
-            second_order = second_order + decay**2 * Q + decay * inward
+            second_order = norms / batch + (1 - 1 / batch) * mean_gradient_gram
+            second_order = second_order + decay**2 * Q + decay * symmetric_gradient
             dQ = dQ + lr * finite["inverse_dimension"] * second_order
     # First order of the normalisation; the higher ones matter at finite d only.
     dM, dQ = structure.constraint.project_overlap_rates(M, Q, dM, dQ)
@@ -122,8 +123,8 @@ class MeanStep(Field):
     the parameters.
 
     The variable of integration is t, or alpha if the learning rate is a schedule; t is then the
-    integral of lr/batch. All parameters are evaluated at alpha, also a batch size that is not an
-    integer.
+    integral of (lr/batch) d alpha. All parameters are evaluated at alpha, also a batch size that is
+    not an integer.
     """
 
     structure: Structure

@@ -120,9 +120,9 @@ def advance(
     rtol: float | Float[Array, ""],
     atol: float | Float[Array, ""],
     inside: Callable[[Scalar, State], Bool[Numeric, ""]],
-    most: int | IntScalar,
+    max_steps: int | IntScalar,
 ) -> Loop:
-    """Advance one trajectory by Dormand-Prince 8(7), up to `most` steps in total.
+    """Advance one trajectory by Dormand-Prince 8(7), up to `max_steps` steps in total.
 
     Several calls make the same steps as one.
     """
@@ -134,7 +134,7 @@ def advance(
     )
 
     def is_running(loop: Loop) -> Bool[Numeric, ""]:
-        return (loop.t < end) & (loop.steps < most) & ~loop.has_diverged
+        return (loop.t < end) & (loop.steps < max_steps) & ~loop.has_diverged
 
     def step(loop: Loop) -> Loop:
         h = loop.until - loop.t
@@ -198,7 +198,7 @@ def explicit(
     rtol: float | Float[Array, ""],
     atol: float | Float[Array, ""],
     inside: Callable[[Scalar, State], Bool[Numeric, ""]],
-    most: int,
+    max_steps: int,
 ) -> TrajectoryEnd:
     """Integrate one trajectory from 0 by Dormand-Prince 8(7), saved at `times` by dense output.
 
@@ -216,7 +216,7 @@ def explicit(
         index=jnp.asarray(0),
         saved=saved,
     )
-    loop = advance(field, form, first, times, rtol, atol, inside, most)
+    loop = advance(field, form, first, times, rtol, atol, inside, max_steps)
     exhausted = (loop.t < times[-1]) & ~loop.has_diverged
     states = unflatten(form, loop.saved), unflatten(form, loop.y)
     return TrajectoryEnd(*states, loop.t, loop.has_diverged, exhausted)

@@ -8,10 +8,10 @@ depend on the others. Runs that need too many explicit steps are continued by LS
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache, partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -50,13 +50,13 @@ Result = TypeVar("Result")
 # Explicit steps before LSODA takes over: more than nearly all smooth trajectories need, and cheap.
 MOST_STEPS = 600
 # Explicit steps before the time of a step is measured.
-FIRST_STRETCH = 2
+WARMUP_STEPS = 2
 # Seconds between two updates of the progress.
-STRETCH = 0.5
+PROGRESS_INTERVAL = 0.5
 # Explicit steps after which the step length is representative of later ones.
-GROWING = 6
+STEPS_BEFORE_ESTIMATE = 6
 # Nodes of an expectation, over all runs, above which exit times may take minutes.
-HEAVY = 1e5
+MANY_NODES = 1e5
 # Entries of a state up to which compilation takes longer than the run.
 SMALL_STATE = 128
 
@@ -74,7 +74,7 @@ def integrate(
     guard: bool = True,
     watch: Callable[[State], Float[Numeric, ""]] | None = None,
     adjoint: diffrax.AbstractAdjoint | None = None,
-    most: int | None = None,
+    max_steps: int | None = None,
 ) -> diffrax.Solution:
     """Integrate one trajectory from 0 by Dormand-Prince 8(7), or by Kvaerno 5(4) if `stiff`.
 
@@ -117,7 +117,7 @@ def integrate(
         saveat=diffrax.SaveAt(subs=[at_times, at_end]),
         stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
         event=event,
-        max_steps=MOST_STEPS if most is None else most,
+        max_steps=MOST_STEPS if max_steps is None else max_steps,
         adjoint=diffrax.RecursiveCheckpointAdjoint() if adjoint is None else adjoint,
         throw=False,
     )
@@ -131,9 +131,9 @@ def _advance_case(
     times: Float[Array, " times"],
     tolerance: Parameters,
     loops: Loop,
-    most: IntScalar,
+    max_steps: IntScalar,
 ) -> Loop:
-    """Advance all replicates (outer axis) and runs (inner axis) of a case, up to `most` steps."""
+    """Advance all replicates (outer axis) and runs (inner axis) of a case up to `max_steps`."""
 
     def advance_run(replicate: PyTree, loop: Loop) -> Loop:
         compiled = jax.jit(field)  # called in several places, traced once
@@ -142,7 +142,7 @@ def _advance_case(
             return compiled(replicate, shared, t, symmetrise(field, state))
 
         rtol, atol = tolerance["rtol"], tolerance["atol"]
-        return advance(rate, form, loop, times, rtol, atol, is_bounded, most)
+        return advance(rate, form, loop, times, rtol, atol, is_bounded, max_steps)
 
     def advance_runs(replicate: PyTree, loops: Loop) -> Loop:
         return _map_leading_axis(partial(advance_run, replicate), loops)
@@ -205,7 +205,7 @@ def _map_leading_axis(function: Callable[..., Result], *trees: PyTree) -> Result
 
 
 def _advance_lanes(field: Field, form: Form, replicates: PyTree, *inputs: PyTree) -> Loop:
-    """Advance cases of one program as lanes; the last input, `most`, is common to all."""
+    """Advance cases of one program as lanes; the last input, `max_steps`, is common to all."""
     axes = (*[0] * (len(inputs) - 1), None)
     return jax.vmap(partial(_advance_case, field, form, replicates), axes)(*inputs)
 
@@ -228,15 +228,23 @@ def _program(function: Callable[..., Any], case: Case) -> Callable[..., Any]:
     return _compile(function, size <= SMALL_STATE)
 
 
-def group_by_program(cases: dict[Any, Case], size: int) -> list[list[Any]]:
-    """Return groups of at most `size` names of cases that share one program."""
-    groups: dict[Hashable, list[Any]] = {}
-    for name, case in cases.items():
-        groups.setdefault(case.key, []).append(name)
+@runtime_checkable
+class HasKey(Protocol):
+    """A case, or a request with a case: those with the same key share one compiled program."""
+
+    @property
+    def key(self) -> Hashable: ...
+
+
+def group_by_program(cases: Mapping[int, HasKey], size: int) -> list[list[int]]:
+    """Return groups of at most `size` indices of cases or requests that share one program."""
+    groups: dict[Hashable, list[int]] = {}
+    for index, case in cases.items():
+        groups.setdefault(case.key, []).append(index)
     return [
-        names[first : first + size]
-        for names in groups.values()
-        for first in range(0, len(names), size)
+        indices[first : first + size]
+        for indices in groups.values()
+        for first in range(0, len(indices), size)
     ]
 
 
@@ -289,7 +297,7 @@ def _warn_if_exits_take_long(case: Case) -> None:
     """Warn if exit times take long: their integrator runs in one call without progress."""
     meter = current_meter()
     nodes = sum(leaf.size for leaf in jax.tree.leaves(case.replicates))
-    if meter is None or case.runs * nodes < HEAVY:
+    if meter is None or case.runs * nodes < MANY_NODES:
         return
     replicate = jax.tree.map(lambda leaf: leaf[0], case.replicates)
     state = {name: value[0] for name, value in case.states.items()}
@@ -309,8 +317,8 @@ def _advance_all(function: Callable[..., Loop], case: Case, inputs: tuple[Any, .
     """Advance all trajectories of a program by the explicit method, and return NumPy arrays.
 
     All steps run in one call of the compiled loop if they are known to be fast. Otherwise the
-    loop returns about every STRETCH seconds, so that progress can be shown and the cost estimated.
-    The steps are the same, and so is the program, as `most` is traced.
+    loop returns about every PROGRESS_INTERVAL seconds, so that progress can be shown and the cost
+    estimated. The steps are the same, and so is the program, as `max_steps` is traced.
     """
     program, form = _program(function, case), form_of(case.states, 1)
     *constants, loops = inputs
@@ -318,17 +326,19 @@ def _advance_all(function: Callable[..., Loop], case: Case, inputs: tuple[Any, .
     per_step, steps_taken = _PACE.get(pace), 0
     end = np.asarray(constants[1])[..., -1, None, None]  # last save point of each lane
     while True:
-        stretch = FIRST_STRETCH if per_step is None else max(1, int(STRETCH / per_step))
-        most = np.int64(min(steps_taken + stretch, MOST_STEPS))
+        new_steps = WARMUP_STEPS
+        if per_step is not None:
+            new_steps = max(1, int(PROGRESS_INTERVAL / per_step))
+        max_steps = np.int64(min(steps_taken + new_steps, MOST_STEPS))
         start_time = perf_counter()
-        loops = program(case.field, form, case.replicates, *constants, loops, most)
+        loops = program(case.field, form, case.replicates, *constants, loops, max_steps)
         t = np.asarray(loops.t)
         seconds = perf_counter() - start_time
         # Copying more from the device would take as long as a small solution.
         if per_step is not None and (t >= end).all():
             break
         has_diverged, count = np.asarray(loops.has_diverged), int(np.asarray(loops.steps).max())
-        # The first stretch of a program includes its compilation, so the second is measured.
+        # The first call of a program includes its compilation, so the second is measured.
         if steps_taken > 0 or per_step is not None:
             per_step = _PACE[pace] = seconds / max(count - steps_taken, 1)
         steps_taken = count
@@ -366,7 +376,7 @@ def _estimate_steps_left(loops: Loop, end: Float[Numeric, "..."], steps_taken: i
     """Estimate the remaining explicit steps; a lower bound while the steps still grow."""
     t, until = np.asarray(loops.t), np.asarray(loops.until)
     time_left, h = np.maximum(end - t, 0.0), np.maximum(until - t, 1e-300)
-    if steps_taken >= GROWING:
+    if steps_taken >= STEPS_BEFORE_ESTIMATE:
         counts = time_left / h
     else:
         # n steps that grow by the factor r = LONGEST cover h (r^n - 1)/(r - 1).

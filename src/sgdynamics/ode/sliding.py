@@ -15,8 +15,8 @@ Phi(s z), z = m_i sqrt(snr/Q_ii), and all else is continuous in h. As snr -> inf
     dm_i^q/dt = p right + (1 - p) left,   p = Phi(z),
     right = - a_i w e_(q,+),   left = a_i w e_(q,-)
 
-Only m_i^q itself jumps there, and its rate depends on no other coordinate's p: any number of
-surfaces at once are that many independent cases.
+Only the rate of m_i^q jumps there, and this rate depends on no other coordinate's p. A state on
+several surfaces at once is therefore decided coordinate by coordinate.
 
 - right and left of one sign (y differs across the surface: binary): the solution crosses.
 - right < 0 < left (XOR: m^nu where a_i > 0, m^mu where a_i < 0): z settles where the mean vanishes,
@@ -29,10 +29,10 @@ surfaces at once are that many independent cases.
 
 These three cases suffice. Past a surface the field of the near side, continued linearly, keeps its
 direction (XOR: a_i > 0 and m^nu past 0 remain so; binary likewise). A sign change between the ends
-of a step is therefore never missed, the smallest |m_i^q| falls through 0 once, and that is where
-the first surface is met. A sliding coordinate slides for ever: with m_i^mu = 0 and a_i < 0, the
-remaining terms of da_i/dt keep a_i < 0. After its crossing a binary unit has a_i m_i > 0, and keeps
-it. So a unit meets at most one surface after its start.
+of a step is therefore never missed. The smallest |m_i^q| falls through 0 once, and there the
+solution meets its first surface. A sliding coordinate slides for ever: with m_i^mu = 0 and a_i < 0,
+the remaining terms of da_i/dt keep a_i < 0. After its crossing a binary unit has a_i m_i > 0, and
+this sign never changes. So a unit meets at most one surface after its start.
 
 Source: Ben Arous, Gheissari, Jagannath, High-dimensional limit theorems for SGD, Props. 4.2 and
 F.3, completed by the cases above. `ode.sliding_solver` integrates these equations.
@@ -202,7 +202,7 @@ def infinite_snr_risk(
 ) -> float | np.ndarray:
     """The cross-entropy sum_c w [log(1 + exp f_c) - y_c f_c] at snr = infinity.
 
-    It is without weight decay. M (..., K, q), a (..., K).
+    Weight decay is not included. M (..., K, q), a (..., K).
     """
     f, sign = _outputs(kind, M, a)
     # log(1 + exp f) - y f = log(1 + exp(-(2 y - 1) f)), which does not overflow

@@ -1,13 +1,17 @@
 """The ODE driver: integrate requests in batches, refine their quadrature, estimate their errors.
 
-`solve_ode`, sweeps and `exit_time` use it. Requests that differ only in parameters share one
-compiled program.
+`solve_ode`, sweeps and `exit_time` use it. A `SolverCall` contains the validated arguments of one
+call of a solver. Its dynamics prepares a `SolveRequest`: one mean trajectory to compute, with the
+accuracy, the save points and the quadrature. The request contains the `Case` that is integrated:
+the vector field, its parameters and the initial states of all runs, and for exit times a `Watch`,
+the criterion at which a run stops. Requests that differ only in parameters share one compiled
+program, in which each case is a lane with its own step sizes.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,7 +23,7 @@ from sgdynamics.dynamics.requests import (
     find_ends,
     try_estimate,
 )
-from sgdynamics.expectations.risk import SHORT, TOLERANCE, Risks
+from sgdynamics.expectations.risk import REFINE_ABOVE, Risks
 from sgdynamics.ode.case import Case, IntegrationResult, raise_if_error
 from sgdynamics.ode.integrate import group_by_program, run_cases
 from sgdynamics.results.datasets import largest_share
@@ -28,6 +32,8 @@ from sgdynamics.results.datasets import largest_share
 UNRELIABLE = 0.1
 # Relative standard error of sampled overlaps, above which they are not trusted.
 UNDETERMINED = 0.3
+# Trajectories of a batch for which `error_integrator` is measured.
+MEASURED_TRAJECTORIES = 8
 
 
 def solve(requests: list[SolveRequest], batch_size: int = 1) -> list[Solution | ValueError]:
@@ -35,7 +41,7 @@ def solve(requests: list[SolveRequest], batch_size: int = 1) -> list[Solution | 
 
     A request whose quadrature is too coarse is solved again with a finer one.
     """
-    waiting: dict[int, Any] = dict(enumerate(requests))
+    waiting: dict[int, SolveRequest] = dict(enumerate(requests))
     outcomes: dict[int, Solution | ValueError] = {}
     while waiting:
         refined = {}
@@ -72,7 +78,7 @@ def solve_batch(
     accurate = []
     for trajectory, risk in zip(trajectories, risks, strict=True):
         refined = None
-        if risk.worst > TOLERANCE:
+        if risk.worst > REFINE_ABOVE:
             refined = trajectory.request.dynamics.refine(trajectory.request, trajectory.states)
         if refined is None:
             accurate.append((trajectory, risk))
@@ -96,7 +102,7 @@ class _Trajectory(NamedTuple):
 def _integrate(
     requests: list[SolveRequest], batch_size: int
 ) -> list[IntegrationResult | ValueError]:
-    """Run the shared integrator; the variables are those of results."""
+    """Run the shared integrator and convert its states to the variables of the result."""
     outcomes = run_cases([request.shared_case for request in requests], batch_size)
     unpack = requests[0].dynamics.unpack
     return [
@@ -151,7 +157,7 @@ def _finish(accurate: list[tuple[_Trajectory, Risks]], batch_size: int) -> list[
 
 def _integrator_error(accurate: list[tuple[_Trajectory, Risks]], batch_size: int) -> float:
     """Largest relative change of the risk when the tolerance is ten times looser."""
-    positions = np.linspace(0, len(accurate) - 1, SHORT).round().astype(int)
+    positions = np.linspace(0, len(accurate) - 1, MEASURED_TRAJECTORIES).round().astype(int)
     measured = [accurate[position] for position in sorted(set(positions.tolist()))]
     requests = []
     for trajectory, _ in measured:

@@ -118,20 +118,22 @@ def validate_call(
     if is_infinite and alpha is not None:
         fix = "samples/d is undefined for an infinite-dimensional spectrum. Use steps= or times="
         raise checks.reject("alpha", alpha, fix)
-    # a spectrum has a dimension of its own, in which steps are counted in the limit as well
-    counted = int(spectrum.multiplicities.sum()) if d is None and spectrum is not None else d
+    # A spectrum has a dimension of its own. Steps are counted in it, also in the limit.
+    step_dimension = d
+    if d is None and spectrum is not None:
+        step_dimension = int(spectrum.multiplicities.sum())
     clock = make_clock(
         dynamics.algorithm,
         times=times,
         alpha=alpha,
         steps=steps,
-        dimension=dynamics.clock_dimension(counted),
+        dimension=dynamics.clock_dimension(step_dimension),
         whole_steps=whole_steps,
     )
     if is_infinite:
         clock = replace(clock, samples=False)
     dynamics = dynamics.validate_clock(clock)
-    dynamics.check_memory(counted, clock.schedule_points[-1])
+    dynamics.check_memory(step_dimension, clock.schedule_points[-1])
     initial_state = dynamics.initial_state(start, runs)
     example = dynamics.first_public_state(initial_state)
     observables = checked_record(record, example, problem, dynamics.has_data)

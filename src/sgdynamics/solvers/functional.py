@@ -426,7 +426,7 @@ def solve(
             stiff=stiff,
             guard=False,
             adjoint=ADJOINTS[mode](),
-            most=MOST_IMPLICIT_STEPS if stiff else MOST_STEPS,
+            max_steps=MOST_IMPLICIT_STEPS if stiff else MOST_STEPS,
         )
         states: Any = solution.ys
         return jax.tree.map(lambda value: value[-1], states[0]) if last else states[0]

@@ -56,7 +56,7 @@ def solve_ode(
         Initial condition of one or several runs.
     times : array_like, optional
         Save points in t = lr steps/D, increasing. D = d unless ``algorithm.per`` differs; with a
-        schedule t is the integral of lr.
+        schedule t is the integral of (lr/batch) d alpha.
     alpha : array_like, optional
         Save points in samples/d.
     steps : array_like, optional
@@ -69,7 +69,8 @@ def solve_ode(
         errors add up. Defaults to 1e-8, or to the relative error of the expectations at the start
         where these are sampled and less accurate.
     atol : float, optional
-        Absolute accuracy of the overlaps. Defaults to rtol/100.
+        Absolute accuracy of the overlaps, in units of max(1, the largest entry of Q at the start).
+        Defaults to rtol/100.
     record : dict, optional
         Functions of the state by name, such as ``{"cosine": lambda state: ...}``. Each becomes a
         variable of the result. A state is a dictionary of the variables "M", "Q" and "a" of one
@@ -85,12 +86,13 @@ def solve_ode(
     xarray.Dataset
         ``M``, ``Q``, ``a``, ``risk`` and, where it is defined, ``excess_risk`` over (run, time,
         ...), with the coordinates ``t``, ``alpha`` and ``step``. Attributes: ``error_integrator``,
-        the largest relative change of the risk when the tolerance is ten times looser;
-        ``error_quadrature``, the estimated error of the expectations: of pairs and grids relative
-        to their own scale, of sampling on the overlaps and the risk relative to their largest
-        values in the run (for ``M`` at least sqrt(Q P)); ``error_quadrature_risk``, where anything
-        is sampled, relative to the risk of the same time, which is large where the risk is near 0;
-        ``error_accuracy``, the largest absolute error of the ``accuracy`` of a mixture.
+        the largest relative change of the risk when the tolerance is ten times looser (for a
+        mixture at snr = infinity, the largest absolute change of M and a); ``error_quadrature``,
+        the estimated error of the expectations: of pairs and grids relative to their own scale, of
+        sampling on the overlaps and the risk relative to their largest values in the run (for ``M``
+        at least sqrt(Q P)); ``error_quadrature_risk``, where anything is sampled, relative to the
+        risk of the same time, which is large where the risk is near 0; ``error_accuracy``, the
+        largest absolute error of the ``accuracy`` of a mixture.
         With a ``sgd.Spectrum``: ``g_l1`` (a step times the largest eigenvalue),
         ``effective_dimension``, ``trace``, and with bins ``error_binning``, their relative error on
         the risk.
@@ -106,8 +108,11 @@ def solve_ode(
     UserWarning
         If a run diverges: its values are NaN from there on, and ``diverged_at`` is its last finite
         time. If the integrator runs out of steps: later values are NaN, and ``ran_out_at`` is the
-        last time it reached. If expectations have a relative error above 1e-4. If quadrature does
-        not determine the risk, because it may be infinite: the risk is NaN.
+        last time it reached. If ``error_integrator`` exceeds 0.1, so that the solution is not
+        reliable. If expectations have a relative error above 1e-4. If quadrature does not determine
+        the risk, because it may be infinite: the risk is NaN. If sampling does not determine the
+        overlaps: ``error_quadrature`` exceeds 0.3. If few directions of a ``sgd.Spectrum`` carry
+        the noise, so that runs scatter around the solution. If an error estimate fails: it is NaN.
 
     Notes
     -----
@@ -180,8 +185,8 @@ def prepare_ode(
     """Validate the arguments of `solve_ode` and prepare its request."""
     rtol = None if rtol is None else checks.number("rtol", rtol, above=0.0)
     atol = None if atol is None else checks.number("atol", atol, above=0.0)
-    # The mean step is exact at any size of the blocks. On the sphere it is taken from the chain,
-    # which is not.
+    # The mean step is exact at any size of the blocks. On the sphere it is computed from the exact
+    # chain, which requires blocks of at least the number of rows and signals.
     is_free = getattr(problem, "constraint", None) is None
     call = validate_call(
         "solve_ode", problem, algorithm, start, **arguments, allow_small_blocks=is_free
