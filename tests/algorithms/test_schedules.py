@@ -58,7 +58,7 @@ def test_records_contain_the_arguments(shape):
         (lambda s: s.cosine(0.1, 10, final=2.0), "final = 2.0"),
         (lambda s: s.wsd(0.1, 10, warmup=20), "warm-up must end before the run"),
         (lambda s: s.wsd(0.1, 10, shape="cubic"), "shape = 'cubic'"),
-        (lambda s: s.multistep(0.1, [0.5, 0.2], 10), "give increasing shares"),
+        (lambda s: s.multistep(0.1, [0.5, 0.2], 10), "must increase between 0 and 1"),
         (lambda s: s.piecewise([5, 2], [1.0, 1.0, 1.0], 10), "give increasing times"),
         (lambda s: s.piecewise([5], [1.0], 10), "rates"),
         (lambda s: s.from_file("missing.csv"), "no such file"),

@@ -137,7 +137,7 @@ def test_the_limit_without_a_dimension_accepts_any_memory(monkeypatch):
         ),
         (
             lambda: U.momentum(bata=0.9),
-            "momentum has no such argument. did you mean 'beta'? It takes beta, memory.",
+            "momentum has no such argument. Did you mean 'beta'? It takes beta, memory.",
         ),
         (
             lambda: sgd.OnePassSGD(momentum=0.9),

@@ -85,12 +85,15 @@ def solve(solver, problem=PROBLEM, algorithm=SGD, start=START, **options):
 
 
 FUNCTIONS = {
-    "loss of one argument": (with_loss(lambda f: f**2), r"loss = .*it must take \(output, label\)"),
+    "loss of one argument": (
+        with_loss(lambda f: f**2),
+        r"loss = .*must take the arguments \(output, label\)",
+    ),
     "loss that is a vector": (
         with_loss(lambda f, y: jnp.stack([f, y])),
-        r"loss = .*gave shape \(2,\)",
+        r"loss = .*returned shape \(2,\)",
     ),
-    "loss that is None": (with_loss(lambda f, y: None), r"loss = .*None: is a return missing\?"),
+    "loss that is None": (with_loss(lambda f, y: None), r"loss = .*returned None"),
     "loss that is complex": (with_loss(lambda f, y: (f - y) * 1j), r"loss = .*complex"),
     "loss that is a whole number": (
         with_loss(lambda f, y: jnp.where(f * y > 0, 0, 1)),
@@ -147,7 +150,7 @@ FUNCTIONS = {
         r"target = .*not finite at signals",
     ),
     "target that is complex": (target(lambda z: z[0] * 1j), r"target = .*complex"),
-    "target that is None": (target(lambda z: None), r"target = .*None: is a return missing\?"),
+    "target that is None": (target(lambda z: None), r"target = .*returned None"),
     "target that raises": (target(lambda z: 1 / 0), r"target = .*ZeroDivisionError"),
     "activation that is NaN": (
         activation(lambda x: x * jnp.nan),
@@ -164,7 +167,7 @@ FUNCTIONS = {
     ),
     "activation that is None": (
         activation(lambda x: None),
-        r"activation = .*None: is a return missing\?",
+        r"activation = .*returned None",
     ),
     "teacher that is NaN": (
         lambda: sgd.TeacherStudent(width=2, activation="erf", teacher_activation=jnp.arcsin),

@@ -87,9 +87,9 @@ def numpy_run(problem, algorithm, x, signals, noise, rows, head, key, slopes, te
     n, d = x.shape
     p, lr = problem.width, algorithm.lr
     s, b, on = np.ones(n, dtype=bool), algorithm.fraction, algorithm.fraction
-    if algorithm.hot or algorithm.selects:
+    if algorithm.has_thermal_noise or algorithm.selects:
         normals, uniforms, first = draw_numbers(
-            key, p * (d + 1) if algorithm.hot else 0, n if algorithm.selects else 0
+            key, p * (d + 1) if algorithm.has_thermal_noise else 0, n if algorithm.selects else 0
         )
     if algorithm.selects:
         s = first < b
@@ -100,7 +100,7 @@ def numpy_run(problem, algorithm, x, signals, noise, rows, head, key, slopes, te
         risks.append(loss.mean())
         size = n * (b if getattr(algorithm, "rescale", False) else 1.0)
         rows = rows - lr * ((s[:, None] * slope).T @ x / size + problem.weight_decay * rows)
-        if algorithm.hot:
+        if algorithm.has_thermal_noise:
             rows = rows + np.sqrt(2 * temperature(step * lr) * lr / d) * normals[
                 step, : p * d
             ].reshape(p, d)
@@ -468,7 +468,7 @@ BAD = {
     "dimension": ({"dimension": 1}, "dimension = 1.*Use 2 or more"),
     "samples": (
         {"algorithm": sgd.GradientDescent(samples_per_dimension=0.01)},
-        "samples_per_dimension = 0.01.*Use more",
+        "samples_per_dimension = 0.01.*Use a larger value",
     ),
     "one pass, shared": (
         {"algorithm": sgd.OnePassSGD(), "shared_data": True},

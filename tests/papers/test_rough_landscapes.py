@@ -13,7 +13,7 @@ import pytest
 from scipy import integrate, stats
 
 import sgdynamics as sgd
-from sgdynamics.algorithms.fixed_data import kick_size
+from sgdynamics.algorithms.fixed_data import thermal_noise_scale
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.precision import float64
 from sgdynamics.fixed_data import sample_stability
@@ -54,7 +54,7 @@ def curvature(h, h0):
 @float64
 def kick(algorithm, step, N):
     """Standard deviation of the thermal noise per weight in one step."""
-    return float(kick_size(values_at(algorithm.parameters, step * algorithm.lr), N))
+    return float(thermal_noise_scale(values_at(algorithm.parameters, step * algorithm.lr), N))
 
 
 def critical_deviation(replicates):

@@ -321,7 +321,7 @@ def test_a_user_defined_model():
         (lambda: sgd.models.attention(3, token_correlation=1.5), "between -0.5 and 1"),
         (lambda: sgd.models.positional_semantic(1.5), "omega = 1.5: give a share"),
         (lambda: sgd.models.sequence_single_index("prod"), "link = 'prod': did you mean 'product'"),
-        (lambda: sgd.models.sequence_single_index(lambda x: x, 2), "link = .*one number"),
+        (lambda: sgd.models.sequence_single_index(lambda x: x, 2), "link = .*must return a scalar"),
         (lambda: sgd.models.autoencoder(spikes=3.0), "spikes = 3.0: give a list"),
         (lambda: sgd.models.autoencoder(activation="sign"), "activation = 'sign'"),
         (lambda: sgd.models.perceptron("hebbian"), "rule = 'hebbian': did you mean 'hebb'"),

@@ -146,7 +146,10 @@ BAD = {
         r"sgd.polynomial\(\[c0, c1",
     ),
     "constant polynomial": (lambda: sgd.polynomial([1.0]), "non-constant"),
-    "activation of two numbers": (lambda: sgd.Activation(lambda x, y: x), "calling it failed"),
+    "activation of two numbers": (
+        lambda: sgd.Activation(lambda x, y: x),
+        r"must take the arguments \(x\)",
+    ),
     "misspelt head": (lambda: sgd.TeacherStudent(head="trainned"), r"did you mean 'trained'\?"),
     "misspelt loss": (lambda: sgd.TeacherStudent(loss="square"), r"did you mean 'squared'\?"),
     "unknown constraint": (
@@ -167,10 +170,10 @@ BAD = {
     ),
     "loss arguments": (
         lambda: sgd.Problem(lambda a, b: a, 2, 1),
-        r"it must take \(fields, signals, head, noise_draw\)",
+        r"must take the arguments \(fields, signals, head, noise_draw\)",
     ),
-    "loss shape": (lambda: sgd.Problem(lambda f, s, a, z: f, 2, 1), r"gave shape \(2,\)"),
-    "target shape": (lambda: sgd.MultiIndex(lambda z: z, directions=2), r"gave shape \(2,\)"),
+    "loss shape": (lambda: sgd.Problem(lambda f, s, a, z: f, 2, 1), r"returned shape \(2,\)"),
+    "target shape": (lambda: sgd.MultiIndex(lambda z: z, directions=2), r"returned shape \(2,\)"),
     "lr": (lambda: sgd.OnePassSGD(lr=-0.1), "lr = -0.1"),
     "batch": (lambda: sgd.OnePassSGD(batch=0), "batch = 0"),
     "M and Q that do not fit": (

@@ -101,7 +101,7 @@ def test_records_round_trip():
     assert decoded.structure == problem.structure
     assert json.loads(encode({"snr": float("inf")}))["snr"] == "inf"
     own = sgd.MultiIndex(lambda z: z[0], directions=1, width=2)
-    with pytest.raises(ValueError, match="holds a user's function"):
+    with pytest.raises(ValueError, match="only the name of a user-defined function"):
         sgd.problem_of(xr.Dataset(attrs={"problem": encode(own.describe())}))
 
 

@@ -153,7 +153,7 @@ def test_sde():
 def test_schedules_with_invalid_values_raise():
     for changes, message in (
         ({"noise": lambda alpha: -1.0 + 0 * alpha}, "noise = .*at alpha = 0 the schedule gives -1"),
-        ({"weight_decay": lambda alpha: jnp.ones(2)}, "weight_decay = .*must give one number"),
+        ({"weight_decay": lambda alpha: jnp.ones(2)}, "weight_decay = .*must return a scalar"),
         ({"noise": -1.0}, "noise = -1"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -95,7 +95,7 @@ def test_invalid_updates_raise():
         (sign, {}, "increment of weights does not commute with rotations"),
         (fails, {}, "calling it failed with: KeyError"),
         (plain, {"rows": ("velocity",)}, "names and shapes of the state"),
-        (plain, {"rows": ("weights",)}, "different names"),
+        (plain, {"rows": ("weights",)}, "names must be strings and differ"),
         (plain, {"memory": "long"}, "memory = 'long'"),
         (3, {}, "step = 3"),
     ):

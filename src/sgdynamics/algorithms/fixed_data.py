@@ -34,7 +34,7 @@ from sgdynamics.base.controls import (
 from sgdynamics.base.precision import float64
 
 # Largest number of tabulated steps of a learning rate that depends on t.
-MOST_TABLED = 1 << 22
+MAX_TABULATED_STEPS = 1 << 22
 # Fields that JAX traces.
 TRACED_FIELDS = ("lr", "samples_per_dimension", "head_rate")
 
@@ -67,7 +67,8 @@ class FixedData:
     kinds: ClassVar[tuple[str, ...]] = ("fixed data",)
     # Variable of a learning-rate schedule.
     rate_of: ClassVar[str] = "t"
-    # Order of the samples in an epoch (`epochs`). Not a ClassVar, which would precede later fields.
+    # Order of the samples in an epoch (`epochs`). Not a ClassVar: dataclasses keep its position, so
+    # the field `order` of `EpochSGD` would precede its other fields.
     order = ""
 
     def __post_init__(self) -> None:
@@ -109,7 +110,7 @@ class FixedData:
         return False
 
     @property
-    def hot(self) -> bool:
+    def has_thermal_noise(self) -> bool:
         """Whether a step adds white noise."""
         return False
 
@@ -160,10 +161,10 @@ class FixedData:
         assert isinstance(self.lr, Schedule)
         count, times = 1 << 8, np.zeros(1)
         while len(times) < steps + 2 and times[-1] < until:
-            if count > MOST_TABLED:
+            if count > MAX_TABULATED_STEPS:
                 fix = (
-                    f"a schedule supports at most {MOST_TABLED} steps. Use fewer steps or a "
-                    "constant lr."
+                    f"a schedule supports at most {MAX_TABULATED_STEPS} steps. Use fewer steps "
+                    "or a constant lr."
                 )
                 raise checks.reject("lr", self.lr, fix)
             times, count = self.tabulate(count), 2 * count
@@ -222,14 +223,14 @@ class FixedData:
             raise checks.reject(
                 "samples_per_dimension",
                 self.samples_per_dimension,
-                f"this is {count:.3g} samples at d = {dimension}. Use fewer.",
+                f"this is {count:.3g} samples at d = {dimension}. Use a smaller value.",
             )
         count = round(count)
         if count < 1:
             raise checks.reject(
                 "samples_per_dimension",
                 self.samples_per_dimension,
-                f"this is less than one sample at dimension {dimension}. Use more.",
+                f"this is less than one sample at d = {dimension}. Use a larger value.",
             )
         return count
 
@@ -447,8 +448,8 @@ class Langevin(FixedData):
 
     Examples
     --------
-    >>> sgd.Langevin(temperature=0.5).hot, sgd.Langevin(temperature=0.0).hot
-    (True, False)
+    >>> sgd.Langevin(temperature=0.5).has_thermal_noise
+    True
     """
 
     temperature: Any = 1.0  # see `FixedData.lr`
@@ -460,7 +461,7 @@ class Langevin(FixedData):
         )
 
     @property
-    def hot(self) -> bool:
+    def has_thermal_noise(self) -> bool:
         return isinstance(self.temperature, Schedule) or self.temperature > 0
 
 
@@ -543,6 +544,6 @@ def next_selection(
     return jnp.where(selected, uniform >= algorithm["off"], uniform < algorithm["on"])
 
 
-def kick_size(algorithm: Parameters, dimension: Scalar) -> Float[Numeric, ""]:
+def thermal_noise_scale(algorithm: Parameters, dimension: Scalar) -> Float[Numeric, ""]:
     """Return the standard deviation sqrt(2 T lr/d) of the thermal noise in one step."""
     return jnp.sqrt(2 * algorithm["temperature"] * algorithm["lr"] / dimension)

@@ -115,7 +115,7 @@ class OnePassSGD:
     per: str = "dimension"
     temperature: Any = 0.0
     # Whether there is a temperature, whose value may be traced.
-    hot: bool = field(default=False, init=False, repr=False)
+    has_thermal_noise: bool = field(default=False, init=False, repr=False)
     # The algorithm as the user wrote it, after `on` has converted it to units of d.
     stated: OnePassSGD | None = field(default=None, init=False, repr=False)
     # D/d of the conversion.
@@ -135,7 +135,9 @@ class OnePassSGD:
         object.__setattr__(self, "lr", scalar_or_schedule("lr", self.lr))
         object.__setattr__(self, "temperature", scalar_or_schedule("temperature", self.temperature))
         object.__setattr__(
-            self, "hot", isinstance(self.temperature, Schedule) or self.temperature > 0
+            self,
+            "has_thermal_noise",
+            isinstance(self.temperature, Schedule) or self.temperature > 0,
         )
         _ = self.stepping  # raises ValueError for an update without thermal noise
 
@@ -280,7 +282,7 @@ class OnePassSGD:
     @property
     def stepping(self) -> Update | None:
         """Update including the thermal noise of a temperature; None for plain SGD."""
-        return thermal(self.temperature, self.update) if self.hot else self.update
+        return thermal(self.temperature, self.update) if self.has_thermal_noise else self.update
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -379,7 +381,7 @@ class OnePassSGD:
         }
         if self.per != "dimension":
             record["per"] = self.per
-        if self.hot:
+        if self.has_thermal_noise:
             record["temperature"], is_complete = describe_schedule(self.temperature)
             rerunnable = rerunnable and is_complete
         if self.update is not None:

@@ -198,7 +198,7 @@ def multistep(
     """
     shares = np.atleast_1d(checks.real_array("milestones", milestones, "give shares of the run"))
     if np.any(shares <= 0) or np.any(shares >= 1) or np.any(np.diff(shares) <= 0):
-        fix = "give increasing shares of the run between 0 and 1, as [0.5, 0.8]"
+        fix = "must increase between 0 and 1, such as [0.5, 0.8]."
         raise checks.reject("milestones", shares.tolist(), fix)
     peak = checks.number("peak", peak, above=0.0)
     factor = _share("factor", factor)

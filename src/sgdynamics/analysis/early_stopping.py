@@ -110,8 +110,9 @@ def early_stopping(trajectory: xr.Dataset) -> EarlyStopping:
     if error.shape != risk.shape or is_simulation:
         risk, error = _average_runs(risk)
     if not np.isfinite(risk).any(axis=1).all():
-        fix = "a run has no finite risk at any save point. Use a smaller lr"
-        raise checks.reject("trajectory", "no finite risk", fix)
+        raise ValueError(
+            "trajectory: a run has no finite risk at any save point. Use a smaller lr."
+        )
     minima = [_find_minimum(t, *row) for row in zip(risk, error, strict=True)]
     time, least, errors, earliest, latest, at_end = map(np.array, zip(*minima, strict=True))
     is_incomplete = ~np.isfinite(risk).all(axis=1)

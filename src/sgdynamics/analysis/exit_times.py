@@ -55,7 +55,7 @@ def exit_time(
     """The first time at which the excess risk has decreased by a relative ``threshold``.
 
     A run leaves its plateau when its excess risk is below (1 - threshold) times the initial one
-    (Escaping mediocrity, equation 21). All runs stop once they have left.
+    (Escaping mediocrity, equation 21). Each run stops at its exit.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ def exit_time(
     algorithm : OnePassSGD, or an algorithm on a fixed data set
         The training algorithm.
     start : Start, SpikedStart or dict
-        Initial condition. One run serves any number of runs.
+        Initial condition. A start with one run is repeated for all runs.
     threshold : float, default 0.2
         The relative decrease of the excess risk, or the overlap to reach.
     method : str, default "ode"
@@ -107,7 +107,7 @@ def exit_time(
 
     Notes
     -----
-    Problems whose loss is not squared are judged by the risk.
+    For a loss that is not squared, the risk replaces the excess risk.
 
     Examples
     --------

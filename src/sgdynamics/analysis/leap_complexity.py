@@ -217,7 +217,8 @@ def leap_complexity(
             names = ", ".join(f"z{axis + 1}" for axis in range(count) if axis not in learned)
             fix = (
                 f"its leap cannot be determined: it depends on {names} (by {residual:.2g} of its "
-                f"standard deviation), but only in new degrees above {degree + 1}"
+                f"standard deviation), but only in new degrees above {degree + 1}. Increase "
+                "tolerance to neglect this dependence, or use a function of lower degree."
             )
             raise checks.reject("g", g, fix)
         leap = max(leap, least)

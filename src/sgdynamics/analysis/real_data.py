@@ -93,10 +93,10 @@ def checked_samples(problem: Problem, data: ArrayArgument) -> np.ndarray:
     sample = problem.structure.sample
     if sample != GaussianSample(sample.signals):
         fix = (
-            "samples of several inputs, with means or with draws of the user cannot be taken from "
-            "a data set"
+            "problems with several inputs, nonzero means or user-defined draws cannot use a data "
+            "set. Use Gaussian inputs with one input per sample."
         )
-        raise checks.reject("data", x.shape, fix)
+        raise checks.reject("problem", problem, fix)
     axes = np.asarray(spectrum.axes)
     if x.ndim != 2 or x.shape[1] != len(axes) or not np.all(np.isfinite(x)):
         fix = (

@@ -118,7 +118,7 @@ def worth_of_repeats(
     """
     require("worth_of_repeats", problem, algorithm)
     if not isinstance(algorithm, EpochSGD):
-        raise checks.reject("algorithm", algorithm, "give sgd.EpochSGD(...)")
+        raise checks.reject("algorithm", algorithm, "must be an sgd.EpochSGD.")
     _check_constant(problem, algorithm)
     count = checks.integer("epochs", epochs, 1, MAX_EPOCHS)
     epoch_length = algorithm.samples_per_dimension

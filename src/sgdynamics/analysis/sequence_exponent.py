@@ -127,7 +127,10 @@ def _functions(
             raise checks.reject("link", link, fix)
         return loss.link, loss.target, sample.tokens.inputs_per_sample
     if tokens is None:
-        fix = "required for a link that is a name or a function. Set the number of its arguments"
+        fix = (
+            "required if link is a name or a function. Set tokens to the number of arguments of "
+            "the link."
+        )
         raise checks.reject("tokens", tokens, fix)
     count = checks.integer("tokens", tokens, 1)
     student = resolve_link("link", link, count)

@@ -316,7 +316,9 @@ def argument_hints(hints: Mapping[str, str]) -> Callable[[Decorated], Decorated]
             for name in kwargs:
                 if name not in allowed:
                     arguments = ", ".join(allowed) or "no arguments"
-                    hint = hints.get(name, f"{did_you_mean(name, allowed)}It takes {arguments}.")
+                    suggestion = did_you_mean(name, allowed)
+                    suggestion = suggestion[:1].upper() + suggestion[1:]
+                    hint = hints.get(name, f"{suggestion}It takes {arguments}.")
                     message = f"{target.__name__} has no such argument. {hint}"
                     raise reject(name, kwargs[name], message)
             for name in required:

@@ -21,9 +21,9 @@ from sgdynamics.base.precision import float64
 
 
 @float64
-def run_keys(seed: int, chosen: np.ndarray) -> RandomKeys:
+def run_keys(seed: int, run_indices: np.ndarray) -> RandomKeys:
     """One key per run, which depends on the seed and the index of the run only."""
-    return _compiled_keys()(np.int64(seed), chosen)
+    return _compiled_keys()(np.int64(seed), run_indices)
 
 
 @cache
@@ -32,9 +32,9 @@ def _compiled_keys() -> Callable[..., RandomKeys]:
     return jax.jit(_run_keys, compiler_options=older_generator())
 
 
-def _run_keys(seed: IntScalar, chosen: Int[Numeric, " runs"]) -> RandomKeys:
+def _run_keys(seed: IntScalar, run_indices: Int[Numeric, " runs"]) -> RandomKeys:
     root = jax.random.key(seed)
-    return jax.vmap(lambda run: jax.random.fold_in(root, run))(chosen)
+    return jax.vmap(lambda run: jax.random.fold_in(root, run))(run_indices)
 
 
 def step_key(key: RandomKey, step: IntScalar) -> RandomKey:
@@ -45,17 +45,17 @@ def step_key(key: RandomKey, step: IntScalar) -> RandomKey:
 def bartlett_factor(
     lower: Float[Numeric, "... lower"],
     chi: Float[Numeric, "... columns"],
-    free: Float[Numeric, "blocks columns"],
+    degrees: Float[Numeric, "blocks columns"],
     columns: int,
 ) -> Float[Numeric, "... columns columns"]:
     """The lower-triangular factor A of a Wishart matrix A A^T, by Bartlett's decomposition.
 
-    The diagonal of A holds chi variables with falling degrees of freedom `free`, its lower triangle
-    standard normals. Columns without degrees of freedom, beyond the dimension of the space, are
-    zero.
+    The diagonal of A holds chi variables with falling degrees of freedom `degrees`, its lower
+    triangle standard normals. Columns without degrees of freedom, beyond the dimension of the
+    space, are zero.
     """
     rows, cols = np.tril_indices(columns, -1)
-    inside = jnp.where(free[:, cols] > 0, lower, 0.0)
+    inside = jnp.where(degrees[:, cols] > 0, lower, 0.0)
     # Each entry of A is one of the values (0, chi, lower): gather them by a static index.
     index = np.zeros((columns, columns), dtype=np.int32)
     index[np.arange(columns), np.arange(columns)] = 1 + np.arange(columns)
@@ -130,34 +130,36 @@ def cosine_and_sine(u: Float[Numeric, "*s"]) -> tuple[Any, Any]:
 
 
 def propose_gamma(
-    free: Num[Numeric, "..."], x: Float[Numeric, "*s"], u: Float[Numeric, "*s"]
+    degrees: Num[Numeric, "..."], x: Float[Numeric, "*s"], u: Float[Numeric, "*s"]
 ) -> tuple[Any, Any]:
     """Propose a gamma variable chi^2/2 from a normal x, and accept it by a uniform u.
 
-    Marsaglia and Tsang (2000): d v with v = (1 + c x)^3, d = free/2 - 1/3, c = 1/sqrt(9 d).
+    Marsaglia and Tsang (2000): d v with v = (1 + c x)^3, d = degrees/2 - 1/3, c = 1/sqrt(9 d).
     """
-    raised = jnp.maximum(free, 2.0) / 2 - 1 / 3
-    width = 1 / jnp.sqrt(9 * raised)
-    v = (1 + width * x) ** 3
+    d = jnp.maximum(degrees, 2.0) / 2 - 1 / 3
+    c = 1 / jnp.sqrt(9 * d)
+    v = (1 + c * x) ** 3
     positive = v > 0
-    bound = 0.5 * x**2 + raised - raised * v + raised * jnp.log(jnp.where(positive, v, 1.0))
-    return raised * v, positive & (jnp.log(u) < bound)
+    bound = 0.5 * x**2 + d - d * v + d * jnp.log(jnp.where(positive, v, 1.0))
+    return d * v, positive & (jnp.log(u) < bound)
 
 
 def chi_length(
-    free: Num[Numeric, "..."], value: Float[Numeric, "*s"], proposal: Float[Numeric, "*s"]
+    degrees: Num[Numeric, "..."], value: Float[Numeric, "*s"], proposal: Float[Numeric, "*s"]
 ) -> Float[Numeric, "*s"]:
     """The chi variable of an accepted value: |normal| with one degree of freedom, 0 with none."""
-    return jnp.where(free > 1, jnp.sqrt(2 * value), jnp.where(free == 1, jnp.abs(proposal), 0.0))
+    return jnp.where(
+        degrees > 1, jnp.sqrt(2 * value), jnp.where(degrees == 1, jnp.abs(proposal), 0.0)
+    )
 
 
 def draw_chi(
     key: RandomKey,
-    free: Num[Numeric, "..."],
+    degrees: Num[Numeric, "..."],
     proposal: Float[Numeric, "*s"],
     uniform: Float[Numeric, "*s"],
 ) -> Float[Numeric, "*s"]:
-    """Draw chi variables with integer degrees of freedom `free`, by rejection.
+    """Draw chi variables with integer degrees of freedom `degrees`, by rejection.
 
     The method is that of Marsaglia and Tsang. With one degree of freedom the variable is |normal|,
     with none it is 0.
@@ -171,9 +173,9 @@ def draw_chi(
         count, value, good = carry
         # Draw flat arrays: with the shape of `good`, XLA takes six seconds to compile this loop.
         normal, u = normals_and_uniforms(jax.random.fold_in(key, count), good.size, good.size)
-        new, accepted = propose_gamma(free, normal.reshape(good.shape), u.reshape(good.shape))
+        new, accepted = propose_gamma(degrees, normal.reshape(good.shape), u.reshape(good.shape))
         return count + 1, jnp.where(good, value, new), good | accepted
 
-    value, good = propose_gamma(free, proposal, uniform)
+    value, good = propose_gamma(degrees, proposal, uniform)
     _, value, _ = jax.lax.while_loop(lambda carry: ~jnp.all(carry[2]), redraw, (1, value, good))
-    return chi_length(free, value, proposal)
+    return chi_length(degrees, value, proposal)

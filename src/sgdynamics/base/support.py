@@ -71,7 +71,7 @@ NO_OWN_DYNAMICS = (
 )
 INFINITE_VARIANCE = (
     "its variance is infinite, so steps of the squared loss have no second moment and this theory "
-    "does not exist. Use sgd.updates.sign(), sgd.updates.clipped(...) or sgd.updates.normalised() "
+    "does not apply. Use sgd.updates.sign(), sgd.updates.clipped(...) or sgd.updates.normalised() "
     "with sgd.solve_ode, a loss with a bounded slope, or sgd.simulate."
 )
 _INFINITE_FOURTH_MOMENT = (

@@ -246,7 +246,7 @@ def validate_function(
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError:
-        raise checks.reject(argument, shown, f"calling it failed: it must take ({takes})") from None
+        raise checks.reject(argument, shown, f"must take the arguments ({takes}).") from None
     except ValueError:
         pass  # some callables have no signature to read; the call below still runs them
     try:
@@ -267,24 +267,27 @@ def validate_function(
         getattr(getattr(output, "dtype", None), "kind", None),
     )
     if shape is None or kind is None:
-        kind_name = "None: is a return missing?" if output is None else f"a {type(output).__name__}"
+        returned = f"a {type(output).__name__}."
+        if output is None:
+            returned = "None. Check that it has a return statement."
         raise checks.reject(
-            argument, shown, f"{call} must give one number, but it gave {kind_name}"
+            argument, shown, f"must return a scalar for {call}, but returned {returned}"
         )
     if one_number and shape != ():
         raise checks.reject(
-            argument, shown, f"{call} must give one number, but it gave shape {shape}"
+            argument, shown, f"must return a scalar for {call}, but returned shape {shape}."
         )
     if jnp.issubdtype(output.dtype, jnp.complexfloating):
         raise checks.reject(
             argument,
             shown,
-            f"{call} must give one real number, but it gave a complex one: take its real part",
+            f"must return a real scalar for {call}, but returned a complex one. "
+            "Take its real part.",
         )
     if differentiated and not jnp.issubdtype(output.dtype, jnp.floating):
         raise checks.reject(
             argument,
             shown,
-            f"it returns values of type {output.dtype}, which have no gradient: write 1.0 for 1, "
-            "or multiply by 1.0",
+            f"returns numbers of type {output.dtype}, which have no gradient. Write 1.0 for 1, or "
+            "multiply by 1.0.",
         )

@@ -68,7 +68,10 @@ class CallChecks(ABC, Generic[S]):
     def validate_clock(self, clock: Clock) -> SolverDynamics[S]:
         """Validate schedules up to the last save point; return the dynamics for this clock."""
         if self.algorithm.flow and self.is_scheduled:
-            fix = "gradient flow uses no samples, and the problem has numbers that depend on alpha"
+            fix = (
+                "gradient flow uses no samples, and the problem has parameters that depend on "
+                "alpha. Use lr > 0 or constant parameters."
+            )
             raise checks.reject("lr", self.algorithm.lr, fix)
         return self  # type: ignore[return-value]
 

@@ -32,7 +32,7 @@ class Dynamics:
         dictionary of these arrays.
     parameters : dict
         Numerical parameters, as an attribute or a property. JAX traces them, so that changing one
-        compiles nothing; shapes and functions belong into other attributes.
+        compiles nothing; shapes and functions belong in other attributes.
 
     Notes
     -----
@@ -63,6 +63,8 @@ class Dynamics:
     def rate(self, values: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
         """Time derivative of one state, t = lr steps/d: the mean increment of a step over lr/d.
 
+        It must be a JAX function of both arguments.
+
         Parameters
         ----------
         values : dict
@@ -73,12 +75,14 @@ class Dynamics:
         Returns
         -------
         dict
-            The derivatives, with the shapes of the state. A JAX function of both arguments.
+            The derivatives, with the shapes of the state.
         """
         raise NotImplementedError
 
     def step(self, values: dict[str, Any], state: dict[str, Any], key: RandomKey) -> dict[str, Any]:
         """State after one step at dimension d.
+
+        It must be a JAX function of all arguments.
 
         Parameters
         ----------
@@ -92,12 +96,14 @@ class Dynamics:
         Returns
         -------
         dict
-            The next state. A JAX function of all arguments.
+            The next state.
         """
         raise NotImplementedError
 
     def risk(self, values: dict[str, Any], state: dict[str, Any]) -> Any:
         """Population risk of one state.
+
+        It must be a JAX function of both arguments.
 
         Parameters
         ----------
@@ -109,7 +115,7 @@ class Dynamics:
         Returns
         -------
         array
-            One number. A JAX function of both arguments.
+            The risk, a scalar.
         """
         raise NotImplementedError
 
@@ -117,6 +123,7 @@ class Dynamics:
         """Noise of one state: the SDE is ds = rate dt + noise dW (Ito), in t = lr steps/d.
 
         The covariance of one step's increment is (lr/d) noise noise^T, to leading order.
+        It must be a JAX function of both arguments.
 
         Parameters
         ----------
@@ -129,7 +136,7 @@ class Dynamics:
         -------
         dict
             Coefficients of the independent Brownian motions: for each variable an array of its
-            shape with one more axis at the end. A JAX function of both arguments.
+            shape with one more axis at the end.
         """
         raise NotImplementedError
 
@@ -139,8 +146,8 @@ class Dynamics:
         Returns
         -------
         dict
-            "kind", the parameters, and the identity of the class, which cannot be rebuilt from
-            them.
+            "kind", "parameters", the identity of the class, and "rerunnable", which is False
+            because the class cannot be rebuilt from these values.
         """
         parameters = jax.tree.map(
             lambda leaf: (
@@ -175,7 +182,7 @@ class Dynamics:
 def defines(dynamics: Dynamics, method: str) -> bool:
     """Whether a user's dynamics defines an optional method.
 
-    A field of the same name, such as a number `noise`, is no method.
+    A field of the same name, such as a number `noise`, is not a method.
     """
     attribute = getattr(type(dynamics), method)
     return callable(attribute) and attribute is not getattr(Dynamics, method)

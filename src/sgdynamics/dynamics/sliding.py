@@ -37,7 +37,8 @@ class SlidingDynamics(FieldDynamics):
     ) -> SolveRequest:
         if dimension is not None:
             fix = (
-                "at snr = inf only d -> infinity has an ODE (its drift jumps): leave dimension out"
+                "at snr = inf the ODE exists only for d -> infinity, because its drift is "
+                "discontinuous. Omit dimension."
             )
             raise checks.reject("dimension", dimension, fix)
         rtol, atol = RTOL if rtol is None else rtol, ATOL if atol is None else atol
@@ -62,7 +63,7 @@ class SlidingDynamics(FieldDynamics):
         )
         M, Q, a = path["M"], path["Q"], path["a"]
         states = {"M": M[:, :, None], "Q": Q[:, :, None], "a": a}
-        # The function of the risk validates its arguments and rejects NaN.
+        # `infinite_snr_risk` rejects NaN, so diverged states are replaced.
         is_finite = np.asarray(np.isfinite(a).all(axis=-1))
         finite_M = np.where(is_finite[..., None, None], M, 0.0)
         finite_a = np.where(is_finite[..., None], a, 0.0)

@@ -111,7 +111,10 @@ class UserDynamics(SolverDynamics[InitialArrays]):
             or set(other.variables) != set(variables)
             or not defines(other, "risk")
         ):
-            fix = f"give a Dynamics with a risk, and with the variables {', '.join(variables)}"
+            fix = (
+                "must be an sgd.Dynamics that defines risk and has the variables "
+                f"{', '.join(variables)}."
+            )
             raise checks.reject("evaluate", other, fix)
         return UserDynamics(other, self.algorithm)
 

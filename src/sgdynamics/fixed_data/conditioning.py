@@ -35,7 +35,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Bool, Float, Int
 
-from sgdynamics.algorithms.fixed_data import first_selection, kick_size, next_selection
+from sgdynamics.algorithms.fixed_data import first_selection, next_selection, thermal_noise_scale
 from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.base.arrays import (
     DType,
@@ -341,7 +341,7 @@ def _extend_by_noise(
     p, blocks = setup.structure.width, setup.structure.blocks
     A, rank, dtype = state.A, state.weight_rank, state.A.dtype
     # sqrt(2 T lr/d)
-    amplitude = kick_size(hyperparameters, jnp.sum(sizes)).astype(dtype)
+    amplitude = thermal_noise_scale(hyperparameters, jnp.sum(sizes)).astype(dtype)
     noise = orthogonal_part(state.P, draws.normals[p:].reshape(p * blocks, -1), 1)
     noise = noise.reshape(p, blocks, -1)
     slot = jnp.arange(state.rows.shape[-1])

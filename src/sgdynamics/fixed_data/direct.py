@@ -80,7 +80,9 @@ class DirectFixedData(Simulator):
         self.stored = np.dtype(dtype)  # of the inputs
         self.dtype = np.dtype(COMPUTATION.get(dtype, dtype))  # of all else
         together = shared_data or jax.default_backend() != "cpu"
-        self.options = Options(algorithm.selects, algorithm.hot, shared_data, together)
+        self.options = Options(
+            algorithm.selects, algorithm.has_thermal_noise, shared_data, together
+        )
         # Signals of finite blocks have the exact Gram matrix at this dimension.
         frames = signal_frames(problem, block_sizes)
         cast = partial(np.asarray, dtype=self.dtype)

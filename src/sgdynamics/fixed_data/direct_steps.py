@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float, Int
 
 from sgdynamics.algorithms.fixed_data import (
     first_selection,
-    kick_size,
     next_selection,
     step_parameters,
+    thermal_noise_scale,
 )
 from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.base.arrays import (
@@ -461,7 +461,7 @@ def fixed_data_step(
     )
     kick = head_kick = None
     if options.thermal:
-        noise = (kick_size(rates, context.dimension) * normals).astype(dtype)
+        noise = (thermal_noise_scale(rates, context.dimension) * normals).astype(dtype)
         kick = noise[:-p].reshape(rows.shape)
         head_kick = jnp.sqrt(rates["head_rate"].astype(dtype)) * noise[-p:]
     # Step sizes in the precision of the weights, from schedules in float64

@@ -46,7 +46,7 @@ class ExactFixedData(Simulator):
         block_sizes: np.ndarray,
         seed: int,
     ) -> None:
-        self.setup = Setup(problem.structure, algorithm.selects, algorithm.hot)
+        self.setup = Setup(problem.structure, algorithm.selects, algorithm.has_thermal_noise)
         self.step_parameters = StepParameters(
             problem.parameters | {"frame": signal_frames(problem, block_sizes)},
             algorithm.parameters,

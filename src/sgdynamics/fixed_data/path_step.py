@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from sgdynamics.algorithms.fixed_data import kick_size
+from sgdynamics.algorithms.fixed_data import thermal_noise_scale
 from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.base.arrays import BoolScalar, IntScalar, Numeric, Scalar
 from sgdynamics.fixed_data.path_state import Paths, Slots, Sums
@@ -246,7 +246,7 @@ def _kick(
     """
     sizes = step.block_sizes
     p, blocks = setup.structure.width, setup.structure.blocks
-    amplitude = kick_size(step.hyperparameters, jnp.sum(sizes)) * jnp.sqrt(sizes)
+    amplitude = thermal_noise_scale(step.hyperparameters, jnp.sum(sizes)) * jnp.sqrt(sizes)
     on_new = jnp.moveaxis(amplitude[:, None, None] * jnp.eye(p), 0, 1)
     kick = jnp.zeros((p, blocks, capacity))
     return jax.lax.dynamic_update_slice(kick, on_new, (0, 0, slots.weight)).reshape(p, -1)

@@ -40,7 +40,7 @@ class Setup:
         return cls(
             structure,
             algorithm.selects,
-            algorithm.hot,
+            algorithm.has_thermal_noise,
             in_cells=bool(algorithm.order),
             repeats=algorithm.order == "replacement",
         )

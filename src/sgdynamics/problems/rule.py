@@ -202,7 +202,7 @@ class Rule(Problem):
             inspect.signature(self.update).bind(*example)
         except TypeError:
             raise checks.reject(
-                "update", self.update, f"calling it failed: it must take ({takes})"
+                "update", self.update, f"must take the arguments ({takes})."
             ) from None
         except ValueError:
             pass  # The function has no signature: the call below checks it.

@@ -61,16 +61,21 @@ def problem_from(record: Mapping[str, Any]) -> Problem | SpikedTensor:
     """The problem that a record states: {"kind": "TeacherStudent", "width": 4, ...}."""
     values = _plain_record("problem", record)
     if not values.pop("rerunnable", True):
-        kind = values.get("kind")
-        raise ValueError(
-            f"this problem ({kind}) holds a user's function, which its record names but cannot "
-            "make again"
-        )
+        raise _user_function_error("problem", values)
     makers = {**CLASSES, **MODELS}  # with models that a user registered
     kind = _kind("problem", values, makers)
     _names("problem", kind, values, makers[kind])
     _with_schedules("problem", values)
     return makers[kind](**values)
+
+
+def _user_function_error(argument: str, values: Mapping[str, Any]) -> ValueError:
+    """The error for a record of a problem or an algorithm with a user-defined function."""
+    fix = (
+        "the record contains only the name of a user-defined function. "
+        f"Rebuild the {argument} in Python."
+    )
+    return checks.reject(f"{argument} kind", values.get("kind"), fix)
 
 
 def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
@@ -80,9 +85,7 @@ def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
     """
     values = _plain_record("algorithm", record)
     if not values.pop("rerunnable", True):
-        raise ValueError(
-            "this algorithm holds a user's function, which its record names but cannot make again"
-        )
+        raise _user_function_error("algorithm", values)
     kind = _kind("algorithm", values, KINDS)
     _names("algorithm", kind, values, KINDS[kind])
     _with_schedules("algorithm", values)

@@ -60,7 +60,7 @@ def save(result: xr.Dataset | Mapping[str, xr.Dataset], path: str | os.PathLike[
             raise checks.reject("group", name, fix)
     target = checks.path("path", path)
     if target.is_dir():
-        raise checks.reject("path", str(path), "this is a folder: give the name of a file")
+        raise checks.reject("path", str(path), "this is a folder. Use the name of a file.")
     if not target.parent.is_dir():
         raise checks.reject("path", str(path), "the folder does not exist: make it first")
     files.write(target, netcdf(results), seal=True)
@@ -151,7 +151,7 @@ def groups_in(
 
     file = checks.path(argument, path)
     if not file.is_file():
-        fix = "this is a folder: give a file" if file.is_dir() else "no such file"
+        fix = "this is a folder. Use the name of a file." if file.is_dir() else "no such file"
         raise checks.reject(argument, str(path), fix)
     try:
         files.check_seal(file, required=sealed)

@@ -146,7 +146,7 @@ def _validate_steps(steps: ArrayArgument) -> np.ndarray:
     ):
         raise checks.reject("steps", steps, fix)
     if points[-1] > MOST_STEPS:
-        fix = f"the map is iterated step by step: give {MOST_STEPS:g} or fewer"
+        fix = f"at most {MOST_STEPS:g} steps are supported, because each is iterated. Use fewer."
         raise checks.reject("steps", float(points[-1]), fix)
     return points.astype(np.int64)
 

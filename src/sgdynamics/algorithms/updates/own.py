@@ -98,7 +98,8 @@ def own(
         raise checks.reject(
             "rows and scalars",
             {"rows": row_names, "scalars": scalar_names},
-            'Use different names, such as rows=("velocity",), scalars=("norm",).',
+            'names must be strings and differ. Use rows=("velocity",), scalars=("norm",), for '
+            "example.",
         )
     checks.choice("memory", memory, MEMORIES)
     if numbers is not None and not isinstance(numbers, Mapping):

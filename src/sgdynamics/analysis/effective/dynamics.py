@@ -54,8 +54,8 @@ def effective_dynamics(
     Parameters
     ----------
     loss : callable
-        ``loss(x, y)``, the loss of one draw. It is a JAX function, as are the next two, and is
-        called with 64-bit numbers.
+        ``loss(x, y)``, the loss of one draw. It is a JAX function, as are
+        ``sample`` and ``statistics``, and is called with 64-bit numbers.
     sample : callable
         ``sample(key, dimension)``, a random draw: any tree of arrays.
     statistics : callable

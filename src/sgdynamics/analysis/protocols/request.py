@@ -115,7 +115,7 @@ def prepare_objective(
         raise checks.reject(
             "controls",
             unused,
-            "the equations do not depend on it as a function of alpha. Omit it.",
+            "the equations do not depend on these controls as functions of alpha. Omit them.",
         )
     count = min(len(leaf) for leaf in jax.tree.leaves(case.replicates))
     replicates = [

@@ -56,7 +56,7 @@ class ClosedForms(ABC):
         q2: Float[Numeric, " n"],
         c: Matrix,
     ) -> PairMoments:
-        """K, A and B of all pairs; `first` is a student, so it does not jump."""
+        """K, A and B of all pairs. `first` is a student activation and therefore continuous."""
 
     def pair_value(
         self,

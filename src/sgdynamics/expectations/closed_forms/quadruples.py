@@ -1,7 +1,7 @@
 """Sums over quadruples of fields, from which the gradient noise is made.
 
-    N_ij = E[s'(lambda_i) s'(lambda_j) E0^2] = sum_bc c_b c_c E[s'_i s'_j g_b g_c],   E0 = sum_b c_b
-    g_b
+    N_ij = E[s'(lambda_i) s'(lambda_j) E0^2] = sum_bc c_b c_c E[s'_i s'_j g_b g_c],
+    E0 = sum_b c_b g_b
 
 with students i, j and fields b, c (the students 0..p-1, then the signals).
 """
@@ -34,7 +34,10 @@ def sum_quadruples(
     p: int,
     four_point: Callable[[Float[Numeric, "fields fields"], np.ndarray, int], Float[Numeric, " n"]],
 ) -> Float[Numeric, "p p"]:
-    """N from E[s'_i s'_j g_b g_c] = four_point(Omega, index, p), symmetric terms once."""
+    """N from E[s'_i s'_j g_b g_c] = four_point(Omega, index, p).
+
+    Evaluates each symmetric term once.
+    """
     index, multiplicity = quadruples(p, omega.shape[0])
     # off-diagonal (b, c) count twice
     terms = four_point(omega, index, p) * multiplicity * c[index[:, 2]] * c[index[:, 3]]

@@ -18,7 +18,7 @@ def risk(
 
     ::
 
-        R = (3 rho^2 + Delta)/2 - (rho Tr Q + 2 |m|^2)/p + (Tr[Q]^2 + 2 Tr[Q^2])/(2 p^2)
+        R = (3 rho^2 + Delta)/2 - (rho Tr Q + 2 |m|^2)/p + ((Tr Q)^2 + 2 Tr[Q^2])/(2 p^2)
 
     Parameters
     ----------
@@ -91,19 +91,19 @@ def covariance_p1(m: RealArray, gamma: RealArray, noise: RealArray) -> np.ndarra
     Notes
     -----
     With s = 1 - m^2, lambda = w.x, lambda* = w*.x and E = y - f, the increments are
-    (gamma/d) (M, Q), M = 2 E lambda lambda* and Q = 4 E lambda^2 + 4 gamma E^2 lambda^2, at
+    (gamma/d) (U, V), U = 2 E lambda lambda* and V = 4 E lambda^2 + 4 gamma E^2 lambda^2, at
     q = rho = 1 and d -> infinity (``|x|^2`` = 1). Then
 
     ::
 
-        Var M = 4 [Delta (1 + 2 m^2) + 12 s (1 + 4 m^2)]
+        Var U = 4 [Delta (1 + 2 m^2) + 12 s (1 + 4 m^2)]
         Cov   = 24 m (Delta + 20 s)(1 - 6 gamma s)
-        Var Q = 48 Delta + 320 s (3 + s) - 64 gamma s (17 Delta + 348 s)
+        Var V = 48 Delta + 320 s (3 + s) - 64 gamma s (17 Delta + 348 s)
                 + 128 gamma^2 [Delta^2 + Delta s (42 + 18 s) + 36 s^2 (17 + 10 s)]
 
     In the paper's time the noise of the SDE is sqrt(gamma/d) times a square root of this matrix C.
     Projected on the sphere, as in (27) and (41), m has the variance v.C v with v = (1, -m/2).
-    Source: (62), where gamma must read 2 gamma in Cov and Var Q.
+    Source: (62), where gamma must read 2 gamma in Cov and Var V.
 
     Examples
     --------
@@ -220,15 +220,15 @@ def critical_points(
 
     floor = noise / 2
     if constraint == "sphere":
-        hole = ((4 * rho, multiplicity(1)),)
+        minimum_eigenvalues = ((4 * rho, multiplicity(1)),)
         return (
             CriticalPoint(
                 "saddle", floor + 2 * rho**2, 0.0, rho, ((-4 * rho, 1), (0.0, multiplicity(2)))
             ),
-            CriticalPoint("minimum", floor, rho, rho, hole),
-            CriticalPoint("minimum", floor, -rho, rho, hole),
+            CriticalPoint("minimum", floor, rho, rho, minimum_eigenvalues),
+            CriticalPoint("minimum", floor, -rho, rho, minimum_eigenvalues),
         )
-    hole = ((4 * rho, multiplicity(1)), (12 * rho, 1))
+    minimum_eigenvalues = ((4 * rho, multiplicity(1)), (12 * rho, 1))
     return (
         CriticalPoint(
             "maximum", floor + 1.5 * rho**2, 0.0, 0.0, ((-6 * rho, 1), (-2 * rho, multiplicity(1)))
@@ -240,6 +240,6 @@ def critical_points(
             rho / 3,
             ((-4 * rho, 1), (0.0, multiplicity(2)), (4 * rho, 1)),
         ),
-        CriticalPoint("minimum", floor, rho, rho, hole),
-        CriticalPoint("minimum", floor, -rho, rho, hole),
+        CriticalPoint("minimum", floor, rho, rho, minimum_eigenvalues),
+        CriticalPoint("minimum", floor, -rho, rho, minimum_eigenvalues),
     )

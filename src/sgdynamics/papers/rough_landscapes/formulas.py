@@ -58,7 +58,10 @@ class PaperParameters:
         return math.isnan(self.ridge)
 
     def temperature(self, step: int) -> float:
-        """Temperature at a step; the half step keeps rounding from moving the switch."""
+        """Temperature at a step.
+
+        The half step makes the comparison with t_off robust to rounding.
+        """
         return self.T if self.eta * (step + 0.5) < self.t_off else 0.0
 
     @property
@@ -98,7 +101,7 @@ def check_parameters(
             "l", l, f"{algorithm} uses all samples. Use l=1, or algorithm='SGD' or 'p-SGD'."
         )
     if (tau is not None) != (algorithm == "p-SGD"):
-        raise checks.reject("tau", tau, "tau is required by 'p-SGD' and by no other algorithm.")
+        raise checks.reject("tau", tau, "'p-SGD' requires tau, and no other algorithm uses it.")
     if tau is not None:
         least = eta * max(1.0, (1 - fraction) / fraction)
         if checks.number("tau", tau, above=0.0) < least:
@@ -108,9 +111,10 @@ def check_parameters(
                 "a sample would switch with a probability above 1 per step. "
                 f"Use {least:g} or more.",
             )
-    hot, off = T if isinstance(T, (tuple, list)) and len(T) == 2 else (T, math.inf)
-    hot, off = checks.number("T", hot, 0.0), checks.number("T", off, above=0.0, infinite=True)
-    if hot > 0 and algorithm != "Langevin":
+    temperature, t_off = T if isinstance(T, (tuple, list)) and len(T) == 2 else (T, math.inf)
+    temperature = checks.number("T", temperature, 0.0)
+    t_off = checks.number("T", t_off, above=0.0, infinite=True)
+    if temperature > 0 and algorithm != "Langevin":
         raise checks.reject("T", T, "only algorithm='Langevin' has a temperature.")
     decay = math.nan if ridge is None else checks.number("ridge", ridge, 0.0)
     return PaperParameters(
@@ -120,8 +124,8 @@ def check_parameters(
         algorithm,
         fraction,
         math.nan if tau is None else float(tau),
-        hot,
-        off,
+        temperature,
+        t_off,
         decay,
     )
 
@@ -261,9 +265,10 @@ def setting(
 
     Notes
     -----
+    s_mu in {0, 1} is the selection of sample mu, and nu is lambda with a ridge and 0 without it.
     The algorithms are "GD" (5), "SGD" (6), "p-SGD" (7) and "Langevin" (9). Without a ridge w
     returns to the sphere ``|w|^2`` = N after each step and starts from m0 w0 + c z (11). With a
-    ridge nu = lambda (C.1), and w starts from m0 w0 + z (C.2). With ``dimension`` the ``runs``
+    ridge the step is (C.1), and w starts from m0 w0 + z (C.2). With ``dimension`` the ``runs``
     initial conditions are draws at that N: z is Gaussian, so that the overlap fluctuates. Without
     it the overlaps are those of N -> infinity. ``rescale=False`` omits the factor 1/l (figure B.2,
     right).
@@ -285,10 +290,11 @@ def setting(
     elif algorithm == "p-SGD":
         method = PersistentSGD(**batches, persistence_time=half * parameters.tau)
     else:
-        hot: Any = parameters.T / half
+        temperature: Any = parameters.T / half
         if math.isfinite(parameters.t_off):
-            hot = piecewise_rate([half * (parameters.t_off - parameters.eta / 2)], [hot, 0.0])
-        method = Langevin(**common, temperature=hot)
+            switch_time = half * (parameters.t_off - parameters.eta / 2)
+            temperature = piecewise_rate([switch_time], [temperature, 0.0])
+        method = Langevin(**common, temperature=temperature)
     if parameters.sphere:
         problem = TeacherStudent(width=1, activation="square", constraint="sphere")
     else:
@@ -360,7 +366,8 @@ def generalization_error(q: RealArray, q0: RealArray, m: RealArray) -> np.ndarra
     q, q0, m = (np.asarray(value, dtype=np.float64) for value in (q, q0, m))
     inside = q * q0 - m**2
     if np.any(inside < -1e-9 * (1 + q * q0)) or np.any(q < 0) or np.any(q0 < 0):
-        raise checks.reject("m", m, "overlaps must have q, q0 >= 0 and m^2 <= q q0.")
+        overlaps = (q.tolist(), q0.tolist(), m.tolist())
+        raise checks.reject("q, q0, m", overlaps, "require q, q0 >= 0 and m^2 <= q q0.")
     root = np.sqrt(np.maximum(inside, 0.0))  # negative only by rounding
     error = q + q0 - 4 / math.pi * (root + np.abs(m) * np.arctan2(np.abs(m), root))
     return error[()]
@@ -426,11 +433,11 @@ class ClosedValues:
     loss : float
         The mean loss.
     mu : float
-        The function mu at t = 0.
+        Mean gradient along the signal, mu = (alpha/l) <s v' h0>.
     nu_hat : float
-        The function nu_hat at t = 0.
+        Lagrange multiplier of the sphere, nu_hat = -(alpha/l) <s v' h> + T.
     delta_nu : float
-        The function delta_nu at t = 0.
+        Mean curvature, delta_nu = (alpha/l) <s v''>.
     M_C : float
         The kernel M_C(0, 0).
     M_R : float

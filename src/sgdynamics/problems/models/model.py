@@ -1,4 +1,4 @@
-"""`model` makes a function that states a problem a kind of problem, with records and `replace`.
+"""`model`: a decorator that registers a function returning a problem as a named model.
 
 The file also has the validation of arguments that several models share.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
 import numpy as np
 
@@ -16,17 +16,16 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.controls import describe_schedule, is_scheduled
 from sgdynamics.base.user_functions import function_identity
-from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.problem import Problem, ProblemType
 from sgdynamics.problems.problem_values import plain_values
 
 Arguments = ParamSpec("Arguments")
-Stated = TypeVar("Stated", bound=Problem)
 
 # All models by name, from which records and problem files make their problems.
 MODELS: dict[str, Callable[..., Problem]] = {}
 
 
-def model(function: Callable[Arguments, Stated]) -> Callable[Arguments, Stated]:
+def model(function: Callable[Arguments, ProblemType]) -> Callable[Arguments, ProblemType]:
     """Turn a function that states a problem into a model, whose problems record its arguments.
 
     Parameters
@@ -57,7 +56,7 @@ def model(function: Callable[Arguments, Stated]) -> Callable[Arguments, Stated]:
     signature = inspect.signature(function)
 
     @functools.wraps(function)
-    def make_problem(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Stated:
+    def make_problem(*args: Arguments.args, **kwargs: Arguments.kwargs) -> ProblemType:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         problem = function(*bound.args, **bound.kwargs)
@@ -77,8 +76,8 @@ def model(function: Callable[Arguments, Stated]) -> Callable[Arguments, Stated]:
 def _describe_arguments(problem: Problem) -> dict[str, Any]:
     """Return the record of a model's problem: its name and the current values of its arguments.
 
-    An argument that is a parameter of the problem may have been replaced by JAX: the record has the
-    current parameter.
+    If an argument is a parameter of the problem, the record contains the current parameter, which
+    may be newer than the stored argument.
     """
     parameters = {
         "weight_decay": problem._parameters["weight_decay"],
