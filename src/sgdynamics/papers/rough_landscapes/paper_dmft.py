@@ -149,8 +149,13 @@ def kernel_dmft(
     (3,)
     """
     if algorithm is None:
-        hot = T[0] > 0 if isinstance(T, (tuple, list)) and len(T) == 2 else T != 0
-        algorithm = "p-SGD" if tau is not None else "Langevin" if hot else "SGD" if l != 1 else "GD"
+        is_thermal = T[0] > 0 if isinstance(T, (tuple, list)) and len(T) == 2 else T != 0
+        if tau is not None:
+            algorithm = "p-SGD"
+        elif is_thermal:
+            algorithm = "Langevin"
+        else:
+            algorithm = "SGD" if l != 1 else "GD"
     parameters = check_parameters(alpha, eta, m0, algorithm, l, tau, T, ridge)
     steps = checks.integer("steps", steps, 1)
     replicates = checks.integer("replicates", replicates, 2)
@@ -214,8 +219,9 @@ def _replicate(
         G[t, : t + 1] = G[: t + 1, t] = alpha / n * (g[: t + 1] @ g[t])
         zeta = _root_row(G, root, t) @ normals[: t + 1]
         now = Rg[t, : t + 1]
-        hot = 2 * eta * parameters.temperature(t)
-        h[t + 1] = b * h[t] - rate * (g[t] + zeta + now @ h[: t + 1]) + math.sqrt(hot) * kicks[t]
+        thermal_variance = 2 * eta * parameters.temperature(t)
+        thermal_noise = math.sqrt(thermal_variance) * kicks[t]
+        h[t + 1] = b * h[t] - rate * (g[t] + zeta + now @ h[: t + 1]) + thermal_noise
         m[t + 1] = b * m[t] - rate * alpha * np.mean(h0 * g[t])
         # covariances of zeta_t with the earlier weights, then of the next weight with all weights
         for r in range(t):
@@ -225,7 +231,8 @@ def _replicate(
         pull = K[t, : t + 1] + now @ C[: t + 1, : t + 1]
         square = G[t, t] + now @ (2 * K[t, : t + 1] + C[: t + 1, : t + 1] @ now)
         C[t + 1, : t + 1] = C[: t + 1, t + 1] = b * C[t, : t + 1] - rate * pull
-        C[t + 1, t + 1] = b**2 * C[t, t] - 2 * b * rate * pull[t] + rate**2 * square + hot
+        C[t + 1, t + 1] = b**2 * C[t, t] - 2 * b * rate * pull[t] + rate**2 * square
+        C[t + 1, t + 1] += thermal_variance
         R[t + 1, : t + 1] = b * R[t, : t + 1] - rate * (now @ R[: t + 1, : t + 1])
         a = 1 / math.sqrt(C[t + 1, t + 1] + m[t + 1] ** 2) if sphere else 1.0
         scale[t] = a
