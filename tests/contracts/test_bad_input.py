@@ -820,12 +820,13 @@ def test_large_computations_are_within_the_limits():
 
 @pytest.mark.parametrize("order", [2, 3, 4, 5, 6])
 def test_hermite_activations_are_normalised_as_documented(order):
-    """The overview page and the docstrings state it: not normalised, E[he_n(z)^2] = n!."""
+    """The page on activations and the docstring state it: not normalised, E[he_n(z)^2] = n!."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(40)
     values = np.asarray(sgd.problems.activations.NAMED[f"he{order}"](nodes))
     assert weights @ values**2 / weights.sum() == pytest.approx(math.factorial(order))
     root = Path(__file__).parents[2]
-    assert "E[heₙ(z)²] = n!" in (root / "docs/overview.md").read_text(encoding="utf-8")
+    page = (root / "docs/howto/activation.md").read_text(encoding="utf-8")
+    assert "so that E[Heₙ(z)²] = n!" in page
     assert "he3 = x^3 - 3x" in sgd.Activation.__doc__
 
 
