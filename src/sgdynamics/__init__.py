@@ -93,7 +93,9 @@ if TYPE_CHECKING:
     from sgdynamics.samples.spectra import Spectrum as Spectrum
     from sgdynamics.samples.spectra import power_law as power_law
     from sgdynamics.scaling.forecast import Forecast as Forecast
+    from sgdynamics.scaling.forecast import Monitor as Monitor
     from sgdynamics.scaling.forecast import forecast as forecast
+    from sgdynamics.scaling.forecast import monitor as monitor
     from sgdynamics.sde.covariance import increment_covariance as increment_covariance
     from sgdynamics.solvers import functional as functional
     from sgdynamics.solvers.dmft import solve_dmft as solve_dmft
@@ -129,6 +131,7 @@ _PACKAGE_OF = {
     "HessianSpectrum": "sgdynamics.analysis.landscape",
     "Langevin": "sgdynamics.algorithms.fixed_data",
     "Moments": "sgdynamics.expectations.interface",
+    "Monitor": "sgdynamics.scaling.forecast",
     "Move": "sgdynamics.problems.moves",
     "MultiIndex": "sgdynamics.problems.teacher_student",
     "MultiPassSGD": "sgdynamics.algorithms.fixed_data",
@@ -172,6 +175,7 @@ _PACKAGE_OF = {
     "leap_complexity": "sgdynamics.analysis.leap_complexity",
     "load": "sgdynamics.results.storage",
     "models": "sgdynamics.analysis",
+    "monitor": "sgdynamics.scaling.forecast",
     "on_train": "sgdynamics.results.observables",
     "optimal_protocol": "sgdynamics.analysis.protocols.optimise",
     "optimal_schedule": "sgdynamics.analysis.protocols.schedules",

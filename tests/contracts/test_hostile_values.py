@@ -265,6 +265,13 @@ CALLS = {
             **{"skip": 0.06, "level": 0.9, "warn": False},
         },
     ),
+    "monitor": (
+        sgd.monitor,
+        {
+            **{"schedule": sgd.schedules.constant(0.1, 30), "steps": 30.0, "interval": 10},
+            **{"curves": LOSS_CURVE, "model": "theory", "level": 0.9, "log": nothing},
+        },
+    ),
     "schedules.constant": (sgd.schedules.constant, {**SCHEDULE, "warmup": 1.0}),
     "schedules.cosine": (sgd.schedules.cosine, {**SCHEDULE, "warmup": 1.0, "final": 0.1}),
     "schedules.wsd": (
@@ -603,6 +610,7 @@ NOT_CALLED = {
     "Dynamics",
     "Expectation",
     "Forecast",
+    "Monitor",
     "Moments",
     "supported",
     "Training",

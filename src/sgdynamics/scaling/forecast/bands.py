@@ -24,6 +24,7 @@ from sgdynamics.scaling.forecast.fitting import FittedModel
 from sgdynamics.scaling.forecast.rates import RateCurve
 
 FLOOR = 0.002  # standard deviation of log loss between runs of one schedule
+SMALLEST_LOSS = 1e-9  # of a prediction whose logarithm is taken
 
 
 def quantile(level: float) -> float:
@@ -36,8 +37,12 @@ def log_variance(
 ) -> np.ndarray:
     """Variance of the predicted log loss at these steps of a run."""
     gradient = main.log_gradient(rates, steps)
-    reference = np.log(main.loss(rates, steps))
-    deviations = {name: np.log(fit.loss(rates, steps)) - reference for name, fit in others.items()}
+    reference = np.log(np.maximum(main.loss(rates, steps), SMALLEST_LOSS))
+    # Another model may predict a negative loss far from the data, and the band is then wide.
+    deviations = {
+        name: np.log(np.maximum(fit.loss(rates, steps), SMALLEST_LOSS)) - reference
+        for name, fit in others.items()
+    }
     return _variance(main, others, gradient, deviations)
 
 
@@ -49,7 +54,8 @@ def gain_variance(
     gradient = main.log_gradient(second, ends[1]) - main.log_gradient(first, ends[0])
 
     def log_ratio(fit: FittedModel) -> np.ndarray:
-        return np.log(fit.loss(second, ends[1]) / fit.loss(first, ends[0]))
+        after, before = fit.loss(second, ends[1]), fit.loss(first, ends[0])
+        return np.log(np.maximum(after, SMALLEST_LOSS) / np.maximum(before, SMALLEST_LOSS))
 
     reference = log_ratio(main)
     deviations = {name: log_ratio(fit) - reference for name, fit in others.items()}

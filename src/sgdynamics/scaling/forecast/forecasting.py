@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 PREDICTED_POINTS = 200  # of a prediction whose steps are not given
 LONGEST_HORIZON = 3.0  # length of a predicted run in lengths of the longest measured one
+SMALL_FALL = 0.1  # relative fall of a rate up to which no decay needs to be measured
 PEAK_MARGIN = 1.1  # ratio to the measured peaks up to which a prediction has a band
 OPTIMISM = (
     "Predicted gains are optimistic: for language models of 25M to 400M parameters, WSD was "
@@ -155,7 +156,8 @@ class Forecast:
         -------
         xarray.Dataset
             ``loss``, ``lower``, ``upper`` and ``lr`` over ``step``. The band contains the loss of a
-            run with probability ``level``; it is NaN if the peak is outside of the measured range.
+            run with probability ``level``; it is NaN if the peak is outside of the measured range,
+            or if the rate falls and no measured rate does.
 
         Raises
         ------
@@ -165,7 +167,8 @@ class Forecast:
         Warns
         -----
         UserWarning
-            If the peak or the lowest rate is outside of the measured range.
+            If the peak or the lowest rate is outside of the measured range, or no measured rate
+            falls.
 
         Examples
         --------
@@ -186,18 +189,11 @@ class Forecast:
         messages = self._limitations(rates)
         for message in messages:
             issue_warning(message)
-        coarse = rates.coarsen()
-        main = self.fits[self.model]
-        loss = main.loss(coarse, points)
-        if self._is_measured_peak(rates.peak):
-            deviation = np.sqrt(log_variance(main, self._others(), coarse, points))
-        else:
-            deviation = np.full(len(points), np.nan)
-        factor = np.exp(quantile(self.level) * deviation)
+        loss, lower, upper = loss_band(self, rates, points)
         variables = {
             "loss": ("step", loss, {"long_name": "predicted loss"}),
-            "lower": ("step", loss / factor, {"long_name": "lower end of the band"}),
-            "upper": ("step", loss * factor, {"long_name": "upper end of the band"}),
+            "lower": ("step", lower, {"long_name": "lower end of the band"}),
+            "upper": ("step", upper, {"long_name": "upper end of the band"}),
             "lr": ("step", rates.at(points), {"long_name": "learning rate"}),
         }
         attributes = {"model": self.model, "level": self.level, "warnings": "\n".join(messages)}
@@ -393,6 +389,14 @@ class Forecast:
         low, high = self.peaks
         return low / PEAK_MARGIN <= peak <= high * PEAK_MARGIN
 
+    def _is_measured_fall(self, rates: RateCurve) -> bool:
+        """Whether the fall of a rate is small, or a measured rate has fallen.
+
+        At constant rates the level B of the noise and the floor are not told apart by the data.
+        """
+        measured = max(curve.rates.fall() for curve in self.curves)
+        return measured >= SMALL_FALL or rates.fall() <= SMALL_FALL
+
     def _check_length(self, rates: RateCurve) -> None:
         longest = max(curve.rates.length for curve in self.curves)
         if rates.length > LONGEST_HORIZON * longest:
@@ -410,6 +414,11 @@ class Forecast:
             messages.append(
                 f"the peak {rates.peak:g} is outside of the measured range, {low:g} to {high:g}: "
                 "the prediction has no band."
+            )
+        if not self._is_measured_fall(rates):
+            messages.append(
+                "no measured rate falls by a tenth, so that the effect of a decay is unknown: the "
+                "predicted loss after it is too high and has no band."
             )
         # The end of a decay to 0 is below every rate that is measured.
         late = [curve.rates.at(np.array([0.98 * curve.rates.length]))[0] for curve in self.curves]
@@ -497,25 +506,51 @@ def forecast(
     skip = checks.number("skip", skip, 0.0)
     if skip >= 0.9:
         raise checks.reject("skip", skip, "give a share of the run below 0.9")
+    level = validate_level(level)
+    warn = checks.flag("warn", warn)
+    measured = tuple(read_curves(curves, schedule, skip))
+    fit = fit_curves(measured, name, skip, level)
+    for message in fit.warnings if warn else ():
+        issue_warning(message)
+    return fit
+
+
+def validate_level(level: float) -> float:
+    """Validate the level of the bands, a probability between 0 and 1."""
     level = checks.number("level", level, above=0.0)
     if level >= 1:
         raise checks.reject("level", level, "give a probability below 1")
-    warn = checks.flag("warn", warn)
-    measured = tuple(read_curves(curves, schedule, skip))
-    has_decay = any(curve.rates.has_fast_decay() for curve in measured)
-    messages = list(dict.fromkeys(note for curve in measured for note in curve.notes))
+    return level
+
+
+def fit_curves(curves: tuple[LossCurve, ...], model: str, skip: float, level: float) -> Forecast:
+    """Fit all models to validated loss curves."""
+    has_decay = any(curve.rates.has_fast_decay() for curve in curves)
+    messages = list(dict.fromkeys(note for curve in curves for note in curve.notes))
     if not has_decay:
         messages.append(
             "no curve has a fast decay of the learning rate, so that beta and tau follow mainly "
             "from typical values. Add a run with a decay in less than 15% of its steps."
         )
-    points = tuple(curve.fit_points(skip) for curve in measured)
+    points = tuple(curve.fit_points(skip) for curve in curves)
     strength = WEAK_STRENGTH if has_decay else STRENGTH
     fits = {key: fit_model(entry, points, strength)[0] for key, entry in MODELS.items()}
-    fit = Forecast(name, measured, skip, level, tuple(messages), fits)
-    for message in messages if warn else ():
-        issue_warning(message)
-    return fit
+    return Forecast(model, curves, skip, level, tuple(messages), fits)
+
+
+def loss_band(
+    fit: Forecast, rates: RateCurve, steps: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Predicted losses at these steps, and the lower and upper ends of their band."""
+    coarse = rates.coarsen()
+    main = fit.fits[fit.model]
+    loss = main.loss(coarse, steps)
+    if fit._is_measured_peak(rates.peak) and fit._is_measured_fall(rates):
+        deviation = np.sqrt(log_variance(main, fit._others(), coarse, steps))
+    else:
+        deviation = np.full(len(steps), np.nan)
+    factor = np.exp(quantile(fit.level) * deviation)
+    return loss, loss / factor, loss * factor
 
 
 def _mean_error(fit: FittedModel, points: tuple[FitPoints, ...]) -> float:

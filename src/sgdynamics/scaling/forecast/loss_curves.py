@@ -33,6 +33,7 @@ ASSUMED_WARMUP = (
     "curves that start after step 0 are taken to start with a linear warm-up from 0. Set schedule= "
     "if that differs."
 )
+NOISE_MARGIN = 6.0  # rise that counts as divergence, in standard deviations of a mean of rows
 BITS = 1 / np.log(2)  # ratio of a loss in bits to one in nats
 
 
@@ -102,7 +103,7 @@ def read_curves(
             LossCurve(f"{curve.name} {index + 1}", *_fields(curve))
             for index, curve in enumerate(read)
         ]
-    _check_units(read)
+    check_units(read)
     return read
 
 
@@ -235,7 +236,7 @@ def _curve(
             f"At least {LEAST_POINTS} are needed."
         )
         raise checks.reject("curves", name, fix)
-    _check_divergence(name, late, late_losses)
+    check_divergence(name, late, late_losses)
     return curve
 
 
@@ -283,12 +284,18 @@ def _recorded_rates(
     return RateCurve(knots, rates), ASSUMED_WARMUP
 
 
-def _check_divergence(name: str, steps: np.ndarray, losses: np.ndarray) -> None:
-    """Raise ValueError if the loss has grown at the end; single noisy rows do not count."""
+def check_divergence(name: str, steps: np.ndarray, losses: np.ndarray) -> None:
+    """Raise ValueError if the loss has grown at the end; the noise of single rows does not count.
+
+    The standard deviation of a row is estimated from the differences of neighbouring rows,
+    median |difference| = 0.954 standard deviations for normal noise.
+    """
     window = max(len(losses) // 20, 1)
     smooth = np.array([group.mean() for group in np.array_split(losses, len(losses) // window)])
     lowest = int(np.argmin(smooth))
-    if smooth[-1] > DIVERGED * smooth[lowest]:
+    noise = float(np.median(np.abs(np.diff(losses)))) / 0.954 / np.sqrt(window)
+    rise = smooth[-1] - smooth[lowest]
+    if smooth[-1] > DIVERGED * smooth[lowest] and rise > NOISE_MARGIN * noise:
         fix = (
             f"its loss rises from {smooth[lowest]:.4g} to {smooth[-1]:.4g} and seems to diverge. "
             f"Use the rows before about step {steps[min(lowest * window, len(steps) - 1)]:.0f}."
@@ -296,7 +303,7 @@ def _check_divergence(name: str, steps: np.ndarray, losses: np.ndarray) -> None:
         raise checks.reject("curves", name, fix)
 
 
-def _check_units(curves: list[LossCurve]) -> None:
+def check_units(curves: list[LossCurve]) -> None:
     """Raise ValueError for curves in different units: a loss in bits, steps and tokens."""
     medians = [float(np.median(curve.after(0.3)[1])) for curve in curves]
     lengths = [curve.rates.length for curve in curves]

@@ -76,6 +76,11 @@ class RateCurve:
         """The first step at which the rate has 99% of its peak."""
         return float(self.steps[np.argmax(self.rates >= 0.99 * self.peak)])
 
+    def fall(self) -> float:
+        """The largest fall of the rate after warm-up, as a share of the peak."""
+        after_warmup = self.rates[self.steps >= self.warmup_end()]
+        return float(1 - after_warmup.min() / self.peak)
+
     def has_fast_decay(self) -> bool:
         """Whether the rate falls by half of its peak within 15% of the run.
 
@@ -109,7 +114,11 @@ def read_schedule(argument: str, schedule: ScheduleArgument, steps: float | None
         if steps is None:
             raise checks.reject("steps", None, "a function of the step has no length. Set steps.")
         grid = np.linspace(0, steps, DENSE + 1)
-        rates = np.array([float(schedule(step)) for step in grid])
+        try:
+            rates = np.array([float(schedule(step)) for step in grid])
+        except Exception as error:
+            fix = f"the function of the step raises {checks.reason(error)}."
+            raise checks.reject(argument, schedule, fix) from None
     else:
         return _from_arrays(argument, schedule, steps)
     return _validate(argument, grid, rates)
