@@ -207,6 +207,19 @@ def test_predictions_and_their_limits(fit):
     assert fig is ax.figure
 
 
+def test_no_band_of_a_gain_if_no_measured_rate_falls():
+    fit = sgd.forecast(llama("25M", ["constant_24000"]), warn=False)
+    best = fit.optimal_schedule(24000, warmup=2160)
+    assert np.isfinite(best.gain)
+    assert np.all(np.isnan([best.gain_lower, best.gain_upper]))
+
+
+def test_the_schedule_of_a_curve_may_be_a_function():
+    by_number = sgd.forecast((STEPS, RATES, LOSSES), warn=False)
+    by_function = sgd.forecast((STEPS, LOSSES), schedule=lambda step: 1e-3, warn=False)
+    assert by_function.parameters["floor"] == pytest.approx(by_number.parameters["floor"], rel=1e-3)
+
+
 def test_the_fit_is_fast():
     """Three curves below 5 s (asked of an idle machine), a prediction below .1 s."""
     curves = read_curves(llama("25M", LLAMA[:3]), None, 0.06)

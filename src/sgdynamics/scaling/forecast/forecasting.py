@@ -218,7 +218,8 @@ class Forecast:
         Returns
         -------
         BestSchedule
-            The schedule, its final loss, and its gain over a cosine, with bands.
+            The schedule, its final loss, and its gain over a cosine, with bands; a band is NaN if
+            it depends on a decay and no measured rate falls.
 
         Raises
         ------
@@ -259,16 +260,19 @@ class Forecast:
         cosine = read_schedule(
             "schedule", schedules.cosine(peak, steps, warmup=warmup), steps
         ).coarsen()
-        coarse, end = best.coarsen(), np.array([steps])
-        loss, reference = float(main.loss(coarse, end)[0]), float(main.loss(cosine, end)[0])
-        width = quantile(self.level) * float(log_variance(main, others, coarse, end)[0]) ** 0.5
-        gain_width = quantile(self.level) * gain_variance(main, others, cosine, coarse) ** 0.5
+        end = np.array([steps])
+        loss, lower, upper = (float(values[0]) for values in loss_band(self, best, end))
+        reference = float(main.loss(cosine, end)[0])
+        gain_width = math.nan
+        if self._is_measured_fall(best) and self._is_measured_fall(cosine):
+            variance = gain_variance(main, others, cosine, best.coarsen())
+            gain_width = quantile(self.level) * math.sqrt(variance)
         is_low = (best.rates < 0.95 * peak) & (best.steps > warmup)
         return BestSchedule(
             schedules.linear_between(best.steps, best.rates),
             loss,
-            loss * math.exp(-width),
-            loss * math.exp(width),
+            lower,
+            upper,
             reference - loss,
             reference - loss * math.exp(gain_width),
             reference - loss * math.exp(-gain_width),

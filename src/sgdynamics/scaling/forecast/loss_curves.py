@@ -16,6 +16,7 @@ import pandas as pd
 import xarray as xr
 
 from sgdynamics.base import checks
+from sgdynamics.base.controls import Schedule
 from sgdynamics.scaling.forecast.fitting import FitPoints
 from sgdynamics.scaling.forecast.rates import RateCurve, ScheduleArgument, read_schedule
 
@@ -220,7 +221,9 @@ def _curve(
         recorded = None if recorded is None else np.bincount(groups, recorded) / counts
         steps = unique
     if schedule is not None:
-        rates = read_schedule("schedule", schedule, None)
+        # A function of the step has no length; other schedules may be longer than the curve.
+        is_function = callable(schedule) and not isinstance(schedule, Schedule)
+        rates = read_schedule("schedule", schedule, float(steps[-1]) if is_function else None)
         if rates.length < steps[-1]:
             rates = read_schedule("schedule", schedule, float(steps[-1]))
         rates = rates.until(float(steps[-1]))
