@@ -174,10 +174,12 @@ class _Comparison:
         values, interpolation = self.alignment.values(name)
         predicted = values[self.has_finished] if self.is_paired else values
         measured = np.asarray(self.simulation[name])[self.has_finished]
-        difference = measured - predicted
-        mean = difference.mean(axis=0)
-        error = self._standard_error(name, difference, interpolation.max(axis=0))
-        z = self._z(mean, error, measured, predicted)
+        # An infinite value has no standard error and no z: both are NaN.
+        with np.errstate(invalid="ignore", over="ignore"):
+            difference = measured - predicted
+            mean = difference.mean(axis=0)
+            error = self._standard_error(name, difference, interpolation.max(axis=0))
+            z = self._z(mean, error, measured, predicted)
         dims = tuple(str(dim) for dim in self.simulation[name].dims if dim != "run")
         label = self.theory[name].attrs.get("long_name", name)
         columns = {

@@ -176,6 +176,11 @@ def compare_variables(theory: xr.Dataset, simulation: xr.Dataset) -> dict[str, A
     }
 
 
+def _largest_size(values: np.ndarray) -> float:
+    """The largest absolute value; NaN if all values are."""
+    return math.nan if np.isnan(values).all() else float(np.nanmax(np.abs(values)))
+
+
 def _variable_row(comparison: xr.Dataset, name: str) -> dict[str, Any]:
     z = comparison[f"{name}_z"].values
     difference = comparison[f"{name}_simulation"].values - comparison[f"{name}_theory"].values
@@ -183,7 +188,7 @@ def _variable_row(comparison: xr.Dataset, name: str) -> dict[str, Any]:
     nonzero = z[np.isfinite(z) & (z != 0)]
     return {
         "variable": name,
-        "largest_gap": float(np.nanmax(np.abs(difference))),
+        "largest_gap": _largest_size(difference),
         "largest_z": _largest(z),
         "rms_z": math.sqrt(float(np.mean(nonzero**2))) if nonzero.size else math.nan,
         "numbers": z.size,

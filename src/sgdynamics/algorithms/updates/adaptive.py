@@ -1,4 +1,4 @@
-"""Updates that divide by the size of the gradient: of the whole gradient, or of each coordinate.
+"""Updates that divide the step by the size of the gradient, as a whole or per coordinate.
 
 Coordinatewise updates do not commute with rotations, and so have no exact chain. They have a limit
 if weights and signals spread over all coordinates: each coordinate of the gradient is then
