@@ -23,10 +23,12 @@ from sgdynamics.expectations import indicators
 from sgdynamics.expectations.closed_forms import has_logistic_moments
 from sgdynamics.expectations.nodes import sobol_normals
 from sgdynamics.expectations.risk import (
+    distinct_states,
     map_first_states,
     map_in_chunks,
     overlaps_at,
     stack_lanes,
+    states_per_batch,
 )
 from sgdynamics.problems.activations import Activation
 from sgdynamics.problems.problem import Problem, Structure
@@ -51,11 +53,7 @@ def population_accuracy(
     A tie f = 0 counts as 1/2. The error is the largest over all states.
     """
     lead = a.shape[:-1]
-    states = {
-        "M": M.reshape(-1, *M.shape[-3:]),
-        "Q": Q.reshape(-1, *Q.shape[-3:]),
-        "a": a.reshape(-1, a.shape[-1]),
-    }
+    states, positions = distinct_states({"M": M, "Q": Q, "a": a})
     structure, parameters = problem.structure, problem.parameters
     count = len(states["a"]) * len(parameters["cluster_weights"])
     is_cheap = structure.width < indicators.MOST_UNITS or count <= MOST_STATES
@@ -71,7 +69,8 @@ def population_accuracy(
             partial(_line_shares, structure, nodes, stack_lanes([parameters], 1)), [states], 1
         )
         shares, errors = estimates[:, 0], estimates[:, 1]
-    return shares.reshape(lead), float(np.max(errors[np.isfinite(errors)], initial=0.0))
+    shares = shares[positions].reshape(lead)
+    return shares, float(np.max(errors[np.isfinite(errors)], initial=0.0))
 
 
 def _exact_shares(parameters: Parameters, states: State) -> tuple[np.ndarray, np.ndarray]:
@@ -126,8 +125,10 @@ def _line_shares(
         standard_error = jnp.std(correct, ddof=1) / np.sqrt(len(correct))
         return jnp.stack([jnp.mean(correct), standard_error])
 
+    clusters = structure.clusters
+    batch_size = states_per_batch(states, clusters * nodes.shape[0] * nodes.shape[1] * width)
     return jax.lax.map(
-        lambda lane: map_first_states(partial(state_share, lane[0]), lane[1], count),
+        lambda lane: map_first_states(partial(state_share, lane[0]), lane[1], count, batch_size),
         (parameters, states),
     )
 

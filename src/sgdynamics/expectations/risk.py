@@ -20,6 +20,7 @@ from sgdynamics.base.arrays import IntScalar, Nodes, Numeric, Parameters, State
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.padding import power_of_two
 from sgdynamics.base.precision import float64
+from sgdynamics.base.repetition import is_repeated
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Overlaps, Quadrature
 from sgdynamics.expectations.pairs import UNKNOWN
@@ -32,7 +33,7 @@ CHUNK = 256
 LARGE_CHUNK = 1 << 14  # for many states: the host gathers and sends few chunks
 BATCH = 16  # states of a chunk that are evaluated together
 # The same on a GPU, which waits for the launch of each batch: as many as fit into this memory.
-BATCH_BYTES = 1 << 28
+BATCH_BYTES = 1 << 30
 ERROR_STATES = 32  # states at which errors are estimated
 SHORT = 8  # lanes of the smaller of two programs
 MARGIN = 2.0  # a quadrature chosen from a start serves rows of up to twice its squared length
@@ -91,18 +92,21 @@ def _risks(
         parameters = _parameters_at(parameters, state)
         return jax.vmap(lambda node: risk_at(structure, quadrature, node, parameters, state))(nodes)
 
-    batch_size = _batch_size(states, nodes)
+    points = max((leaf.size for leaf in jax.tree.leaves(nodes)), default=1)
+    batch_size = states_per_batch(states, points)
     return jax.lax.map(
         lambda lane: map_first_states(partial(state_risks, lane[0]), lane[1], count, batch_size),
         (parameters, states),
     )
 
 
-def _batch_size(states: State, nodes: Nodes) -> int:
-    """Number of states evaluated together: few on a CPU, as many as fit into memory on a GPU."""
+def states_per_batch(states: State, points: int) -> int:
+    """Number of states evaluated together: few on a CPU, as many as fit into memory on a GPU.
+
+    `points` is the number of node coordinates that each state is evaluated at.
+    """
     if jax.default_backend() != "gpu":
         return BATCH
-    points = max((leaf.size for leaf in jax.tree.leaves(nodes)), default=1)
     overlaps = sum(leaf[0, 0].size for leaf in jax.tree.leaves(states))
     largest = BATCH_BYTES // (64 * (points + overlaps))
     return max(BATCH, 1 << (largest.bit_length() - 1))
@@ -249,7 +253,11 @@ def compute_risks(
     lanes = stack_lanes(parameters, size)
     leads = [lane_states["a"].shape[:-1] for lane_states in states]
     flat = [_flatten(lane_states) for lane_states in states]
-    values = map_in_chunks(partial(_risks, structure, quadrature, nodes, lanes), flat, size)
+    distinct, positions = zip(*map(distinct_states, states), strict=True)
+    values = map_in_chunks(
+        partial(_risks, structure, quadrature, nodes, lanes), list(distinct), size
+    )
+    values = [lane[position] for lane, position in zip(values, positions, strict=False)]
     errors = np.zeros((len(states), 1, 2))
     if "plain" not in nodes:
         # An error estimate costs more than the risk itself: it is made at a few states.
@@ -297,6 +305,27 @@ def _flatten(states: States) -> States:
         name: value.reshape(math.prod(lead), *value.shape[len(lead) :])
         for name, value in states.items()
     }
+
+
+def distinct_states(states: States) -> tuple[States, np.ndarray]:
+    """The flattened states without the repetitions of a state that all runs share.
+
+    Runs of one start share their first state, which is a large part of the work where few save
+    points are stored of many runs. Of states (run, time, ...) a state that all runs share at a time
+    is returned once. The second result contains the position of each of the flattened states.
+    """
+    flat, lead = _flatten(states), states["a"].shape[:-1]
+    positions = np.arange(math.prod(lead)).reshape(lead)
+    if len(lead) == 2:
+        for time in range(lead[1]):
+            if is_repeated(*(value[:, time] for value in states.values())):
+                positions[:, time] = positions[0, time]
+    is_first = positions.reshape(-1) == np.arange(positions.size)
+    if is_first.all():
+        return flat, positions.reshape(-1)
+    new_positions = np.cumsum(is_first) - 1
+    distinct = {name: value[is_first] for name, value in flat.items()}
+    return distinct, new_positions[positions.reshape(-1)]
 
 
 def _error_states(states: States) -> States:

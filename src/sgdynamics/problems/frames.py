@@ -15,6 +15,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from sgdynamics.base import checks
+from sgdynamics.base.repetition import is_repeated
 from sgdynamics.base.support import require
 from sgdynamics.problems.overlap_starts import RESULT_TOLERANCE, TOLERANCE, Start
 from sgdynamics.problems.problem import Problem
@@ -127,6 +128,10 @@ def compressed_rows(
     coordinates only the first n of the columns [T | L] are used.
     """
     M, Q = (start.M_blocks, start.Q_blocks) if isinstance(start, Start) else (start.M, start.Q)
+    runs = len(M)
+    if is_repeated(M, Q):
+        # All runs of one start are factorised once.
+        M, Q = M[:1], Q[:1]
     frames, k, rows = signal_frames(problem, sizes), problem.signals, M.shape[2]
     T = M @ np.swapaxes(np.linalg.pinv(frames, rcond=1e-12), -1, -2)
     orthogonal = Q - T @ np.swapaxes(T, -1, -2)
@@ -150,6 +155,8 @@ def compressed_rows(
         unused = k + rows - compressed.shape[-1]
         compressed = np.pad(compressed, ((0, 0), (0, 0), (0, unused)))
         T[:, block], L[:, block] = compressed[..., :k], compressed[..., k:]
+    if len(T) < runs:
+        T, L = (np.repeat(array, runs, axis=0) for array in (T, L))
     return T, L
 
 
