@@ -22,6 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
+from sgdynamics.algorithms.head_rates import (
+    describe_head_rate,
+    stated_head_rate,
+    validate_head_rate,
+)
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, Scalar
 from sgdynamics.base.controls import (
@@ -80,9 +85,7 @@ class FixedData:
             "samples_per_dimension",
             checks.number("samples_per_dimension", self.samples_per_dimension, above=0.0),
         )
-        object.__setattr__(
-            self, "head_rate", scalar_or_schedule("head_rate", self.head_rate, variable="t")
-        )
+        object.__setattr__(self, "head_rate", validate_head_rate(self.head_rate, "t"))
 
     def replace(self, **changes: object) -> Self:
         """Return a copy with some arguments changed.
@@ -246,7 +249,10 @@ class FixedData:
         record: dict[str, Any] = {"kind": type(self).__name__}
         rerunnable = True
         for field in fields(self):
-            value, is_complete = describe_schedule(getattr(stated, field.name))
+            if field.name == "head_rate":
+                value, is_complete = describe_head_rate(stated_head_rate(stated))
+            else:
+                value, is_complete = describe_schedule(getattr(stated, field.name))
             record[field.name] = int(value) if isinstance(value, bool) else value
             rerunnable = rerunnable and is_complete
         return record if rerunnable else {**record, "rerunnable": False}

@@ -7,6 +7,7 @@ algorithm therefore only sees the rows of W, in any orthonormal frame, and the r
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -14,6 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from sgdynamics.algorithms.head_rates import (
+    describe_head_rate,
+    stated_head_rate,
+    validate_head_rate,
+    with_leaf_rates,
+)
 from sgdynamics.algorithms.trainable import Trainable
 from sgdynamics.algorithms.updates.additions import thermal
 from sgdynamics.algorithms.updates.gradient_source import (
@@ -80,8 +87,9 @@ class OnePassSGD:
         Number of samples per step, at least 1. ``solve_ode``, ``solve_sde`` and
         ``optimal_protocol`` also accept real numbers and functions of alpha; simulations need an
         integer, which can differ between the phases of ``sgd.phases``.
-    head_rate : float or callable, default 1.0
-        Learning rate of a trained head relative to ``lr``, or a function of alpha.
+    head_rate : float, callable or dict, default 1.0
+        Learning rate of a trained head relative to ``lr``, or a function of alpha. For a problem
+        with a top also by leaf, ``{"B": 1.0, "b": 0.5}``, 1 for those that are left out.
     update : sgd.updates.Update, optional
         Optimiser, one of ``sgd.updates`` (momentum, adam, muon, own, ...). Defaults to plain SGD.
     per : str, default "dimension"
@@ -124,7 +132,7 @@ class OnePassSGD:
     def __post_init__(self) -> None:
         object.__setattr__(self, "per", checks.choice("per", self.per, UNITS))
         object.__setattr__(self, "batch", _validate_batch(self.batch))
-        object.__setattr__(self, "head_rate", scalar_or_schedule("head_rate", self.head_rate))
+        object.__setattr__(self, "head_rate", validate_head_rate(self.head_rate))
         validate_update(self.update)
         if reads_state(self.lr):
             fix = (
@@ -162,14 +170,18 @@ class OnePassSGD:
         return checks.replace_fields(self, changes)
 
     def on(self, problem: Trainable) -> OnePassSGD:
-        """Return the algorithm with its learning rate in units of the problem's d.
+        """Return the algorithm with its rates in units of the problem's d, leaf by leaf.
 
         The time t = lr steps/D does not depend on the unit.
         """
+        return with_leaf_rates(self._in_units_of(problem), problem)
+
+    def _in_units_of(self, problem: Trainable) -> OnePassSGD:
+        """Return the algorithm with its learning rate in units of the problem's d."""
         self._check_problem(problem)
         if isinstance(self.batch, Schedule) and not self.scheduled and not self.flow:
             # t is then an integral over alpha, as for a schedule of the learning rate
-            converted = replace(self, lr=constant(self.lr)).on(problem)
+            converted = replace(self, lr=constant(self.lr))._in_units_of(problem)
             object.__setattr__(converted, "stated", self)
             return converted
         spectrum = getattr(problem, "spectrum", None)
@@ -371,9 +383,8 @@ class OnePassSGD:
         """
         if self.stated is not None:
             return self.stated.describe()
-        described = {
-            name: describe_schedule(getattr(self, name)) for name in ("lr", "batch", "head_rate")
-        }
+        described = {name: describe_schedule(getattr(self, name)) for name in ("lr", "batch")}
+        described["head_rate"] = describe_head_rate(stated_head_rate(self))
         rerunnable = all(is_complete for _, is_complete in described.values())
         record = {
             "kind": type(self).__name__,
@@ -416,13 +427,13 @@ def constant_rate(algorithm: OnePassSGD, subject: str) -> float:
 
 def constant_head_rate(algorithm: OnePassSGD, subject: str) -> float:
     """Return the rate of the head, or raise ValueError if it is a schedule."""
-    if isinstance(algorithm.head_rate, Schedule):
+    rates = algorithm.head_rate
+    by_leaf = rates.values() if isinstance(rates, Mapping) else (rates,)
+    if any(isinstance(rate, Schedule) for rate in by_leaf):
         raise checks.reject(
-            "head_rate",
-            algorithm.head_rate,
-            f"{subject} need a constant rate of the head. Use a number.",
+            "head_rate", rates, f"{subject} need a constant rate of the head. Use a number."
         )
-    return algorithm.head_rate
+    return rates
 
 
 def validate_algorithm(
@@ -446,15 +457,18 @@ class Stride(NamedTuple):
     head_rate : float
         Learning rate of the head relative to that of the rows.
     weight_decay : float
-        Weight decay of the problem.
+        Weight decay of the rows.
     structure : Structure
         Structure of the problem.
+    head_decay : float or array
+        Weight decay of the head, or of each entry of the top; None for that of the rows.
     """
 
     size: Scalar
-    head_rate: Scalar
+    head_rate: Scalar | Numeric
     weight_decay: Scalar
     structure: Structure
+    head_decay: Scalar | Numeric | None = None
 
     def move(
         self,
@@ -475,7 +489,8 @@ class Stride(NamedTuple):
             rows = rows + kick
         rows = self.structure.constraint.project_rows(rows)
         if self.structure.trained:
-            head = head - self.head_rate * self.size * (gradients[1] + self.weight_decay * head)
+            decay = self.weight_decay if self.head_decay is None else self.head_decay
+            head = head - self.head_rate * self.size * (gradients[1] + decay * head)
             head = head if head_kick is None else head + head_kick
         return rows, head
 

@@ -20,6 +20,7 @@ from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.problems.overlap_starts import Start, broadcast_runs
 from sgdynamics.problems.problem import Problem
 from sgdynamics.results.clock import Clock, make_clock
+from sgdynamics.results.states import head_of
 from sgdynamics.simulation.running import run
 from sgdynamics.solvers.dmft import solve_dmft
 from sgdynamics.solvers.ode import solve_ode
@@ -188,7 +189,7 @@ def _overlaps_of(
         source = f"{name}_block" if has_blocks else name
         overlap = np.asarray(solution[source + suffix])
         overlaps[name] = overlap if overlap.ndim == 5 else overlap[:, :, None]
-    overlaps["a"] = np.asarray(solution[f"a{suffix}"])
+    overlaps["a"] = head_of(solution, suffix)
     if "train_risk" in solution:
         overlaps["train_risk"] = np.asarray(solution[f"train_risk{suffix}"])
     return overlaps

@@ -7,7 +7,7 @@ an algorithm once per step, with `values_at`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar, overload
 
@@ -250,6 +250,35 @@ class _ComposedFunction:
 
     def __hash__(self) -> int:
         return hash((_ComposedFunction, self.function, self.transform))
+
+
+class _Concatenation:
+    """The function of a vector whose pieces are schedules or constants."""
+
+    def __init__(self, counts: tuple[int, ...]) -> None:
+        self.counts, self.own = counts, self
+
+    def __call__(self, parameters: PyTree, alpha: Scalar) -> RealArray:
+        pieces = [
+            jnp.full(count, piece(alpha) if isinstance(piece, Schedule) else piece)
+            for count, piece in zip(self.counts, parameters, strict=True)
+        ]
+        return jnp.concatenate(pieces)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Concatenation) and self.counts == other.counts
+
+    def __hash__(self) -> int:
+        return hash((_Concatenation, self.counts))
+
+
+def concatenate_schedules(pieces: Sequence[Any], counts: tuple[int, ...]) -> Schedule:
+    """A vector with `counts[i]` entries of the i-th number or schedule, as one schedule."""
+    within = next(piece.within for piece in pieces if isinstance(piece, Schedule))
+    parameters = tuple(
+        piece if isinstance(piece, Schedule) else np.float64(piece) for piece in pieces
+    )
+    return Schedule(_Concatenation(counts), parameters, "by leaf", within)
 
 
 Value = TypeVar("Value")

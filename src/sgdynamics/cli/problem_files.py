@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import xarray as xr
 
@@ -179,6 +180,9 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
     else:
         on_sphere = problem.get("constraint") == "sphere"
         overlaps = _overlaps_of(first, "M_block" in result, on_sphere)
+        top = problem_from(problem).structure.top if "top" in result.attrs else None
+        head = {"a": first.a} if top is None else {"top": top.unravel(first.a)}
+        overlaps |= head
     run: dict[str, Any] = {"methods": [name]}
     if method.counts_steps and "step" in result.coords:
         run["steps"] = result["step"].values.tolist()
@@ -196,7 +200,7 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
     return {
         "problem": problem,
         "algorithm": algorithm,
-        "start": {"kind": "overlaps", **{key: value.tolist() for key, value in overlaps.items()}},
+        "start": {"kind": "overlaps", **jax.tree.map(np.ndarray.tolist, overlaps)},
         "run": run,
     }
 
@@ -206,10 +210,11 @@ def _overlaps_of(first: Start, has_blocks: bool, on_sphere: bool) -> dict[str, A
 
     On the sphere the rows are normalised, because a result in float32 has norms of 1 +- 1e-7.
     """
-    norms = np.sqrt(np.einsum("rbii->ri", first.Q_blocks)) if on_sphere else np.ones(first.a.shape)
+    lengths = np.sqrt(np.einsum("rbii->ri", first.Q_blocks))
+    norms = lengths if on_sphere else np.ones(lengths.shape)
     M = first.M_blocks / norms[:, None, :, None]
     Q = first.Q_blocks / (norms[:, None, :, None] * norms[:, None, None, :])
-    return {"M": M if has_blocks else M[:, 0], "Q": Q if has_blocks else Q[:, 0], "a": first.a}
+    return {"M": M if has_blocks else M[:, 0], "Q": Q if has_blocks else Q[:, 0]}
 
 
 # [run]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
+from sgdynamics.algorithms.head_rates import with_leaf_rates
 from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.base.support import require
 from sgdynamics.dynamics.adapter import SolverDynamics
@@ -27,7 +28,7 @@ def dynamics_of(
     require(solver, problem, algorithm)
     if isinstance(algorithm, FixedData) and "fields" in problem.kinds:
         kind = EpochDynamics if "epochs" in algorithm.kinds else FixedDataDynamics
-        return kind(problem, validate_fixed_data(algorithm))
+        return kind(problem, with_leaf_rates(validate_fixed_data(algorithm), problem))
     one_pass = validate_algorithm(algorithm, problem=problem)
     if isinstance(problem, Dynamics):
         return UserDynamics(problem, one_pass)

@@ -38,12 +38,12 @@ from sgdynamics.ode.case import ATOL, MARGIN, RTOL, Case, Watch, from_units, in_
 from sgdynamics.ode.drift import MeanStep, finite_dimension_inputs, replicate_inputs
 from sgdynamics.ode.late_times import Flat, rates_at
 from sgdynamics.problems.frames import check_dimension
-from sgdynamics.problems.losses import label_noise
+from sgdynamics.problems.losses import ContextLoss, label_noise
 from sgdynamics.problems.overlap_starts import Start, broadcast_runs, validate_start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock, integration_points
-from sgdynamics.results.variables import VARIABLES
+from sgdynamics.results.variables import TOP_PREFIX, VARIABLES, leaf_variable
 from sgdynamics.samples.input_covariance import eigenvalues, field_covariance
 from sgdynamics.sde.paths import SdePaths, sde_step_length, with_edges
 from sgdynamics.simulation.direct import DirectSGD
@@ -114,7 +114,7 @@ class FieldDynamics(SolverDynamics[Start]):
         return {"M": initial_state.M_blocks, "Q": initial_state.Q_blocks, "a": initial_state.a}
 
     def public_states(self, states: Arrays, leading_axes: int = 1) -> Arrays:
-        return public_state(states, leading_axes)
+        return public_state(self.structure, states, leading_axes)
 
     def evaluator(self, other: Any) -> FieldDynamics:
         structure = self.structure
@@ -125,6 +125,9 @@ class FieldDynamics(SolverDynamics[Start]):
         ):
             fix = "give a problem of the same (width, signals, blocks of the covariance) = "
             raise checks.reject("evaluate", other, f"{fix}{sizes}")
+        if other.structure.top != structure.top:
+            fix = "give a problem with the same top, whose loss need not read all of its leaves"
+            raise checks.reject("evaluate", other, fix)
         if other.structure.heads != structure.heads:
             fix = (
                 "contexts have heads of their own: give the same contexts with other "
@@ -390,10 +393,11 @@ class FieldDynamics(SolverDynamics[Start]):
         return population_risk(self.definition, self._with_alpha(states, clock))
 
     def input_attributes(self, clock: Clock) -> dict[str, Any]:
-        spectrum = self.definition.spectrum
+        spectrum, top = self.definition.spectrum, self.structure.top
+        leaves = {} if top is None else {"top": " ".join(top.names)}
         if spectrum is None or self.has_data:
-            return {}
-        attributes = {
+            return leaves
+        attributes = leaves | {
             "g_l1": self._largest_step(clock),
             "effective_dimension": spectrum.effective_dimension,
             "trace": spectrum.trace,
@@ -411,7 +415,8 @@ class FieldDynamics(SolverDynamics[Start]):
     def observables(self, states: Arrays, risk: np.ndarray, clock: Clock) -> dict[str, Any]:
         M, Q, a = states["M"], states["Q"], states["a"]
         structure, problem = self.structure, self.definition
-        values: dict[str, Any] = {"M": M.sum(axis=2), "Q": Q.sum(axis=2), "a": a, "risk": risk}
+        values: dict[str, Any] = {"M": M.sum(axis=2), "Q": Q.sum(axis=2)}
+        values |= {**head_variables(structure, a), "risk": risk}
         if "train_risk" in states:
             values["train_risk"] = states["train_risk"]
         if structure.has_excess:
@@ -419,7 +424,7 @@ class FieldDynamics(SolverDynamics[Start]):
         if problem.infinite_risk:
             # The noise entered by its scale. The excess risk does not depend on it.
             values["risk"] = np.where(np.isfinite(risk), np.inf, np.nan)
-        if structure.heads > 1:
+        if structure.heads > 1 and structure.top is None:
             values["a"] = a.reshape(*a.shape[:-1], structure.heads, structure.width)
         if structure.sample.contexts:
             values["context_risk"] = self._context_risks(states, clock)
@@ -441,9 +446,24 @@ class FieldDynamics(SolverDynamics[Start]):
             risks.append(population_risk(context, arguments)[0])
         return np.stack(risks, axis=-1)
 
+    def _leaf_axes(self, name: str) -> tuple[str, ...]:
+        """The axes of a leaf of the top; the first is "context" if each context has its own."""
+        assert self.structure.top is not None
+        axes = self.structure.top.axes(name)
+        loss = self.structure.loss
+        has_own = isinstance(loss, ContextLoss) and name in loss.own_leaves
+        return ("context", *axes[1:]) if has_own else axes
+
     def labels(self, values: Mapping[str, np.ndarray]) -> Labels:
         variables, coordinates = VARIABLES, {}
-        if self.structure.heads > 1:
+        top = self.structure.top
+        if top is not None:
+            leaves = {
+                f"{TOP_PREFIX}{name}": leaf_variable(name, self._leaf_axes(name))
+                for name in top.names
+            }
+            variables = {**VARIABLES, **leaves}
+        elif self.structure.heads > 1:
             head = VARIABLES["a"]._replace(axes=("context", "unit"))
             variables = {**VARIABLES, "a": head}
         if self.structure.blocks > 1:
@@ -471,19 +491,28 @@ class FieldWatch(Watch):
         if self.criterion == "overlap":
             return -jnp.max(jnp.abs(jnp.sum(state["M"], axis=0)))
         if callable(self.criterion):
-            return jnp.asarray(self.criterion(public_state(state)), dtype=state["a"].dtype)
+            return jnp.asarray(
+                self.criterion(public_state(structure, state)), dtype=state["a"].dtype
+            )
         parameters = values_at(shared["problem"], 0.0)
         risk = risk_at(structure, self.quadrature, shared["watch"], parameters, state)
         return risk - 0.5 * label_noise(parameters) if structure.has_excess else risk
 
 
-def public_state(state: State, block_axis: int = 0) -> dict[str, Any]:
+def public_state(structure: Structure, state: State, block_axis: int = 0) -> dict[str, Any]:
     """M (units x signals), Q (units x units) and a of the full rows, summed over the blocks.
 
-    This is the state that functions of the user see.
+    This is the state that functions of the user see. A top has one entry per leaf, "top.B".
     """
     M, Q = state["M"].sum(axis=block_axis), state["Q"].sum(axis=block_axis)
-    return {"M": M, "Q": Q, "a": state["a"]}
+    return {"M": M, "Q": Q, **head_variables(structure, state["a"])}
+
+
+def head_variables(structure: Structure, head: Any) -> dict[str, Any]:
+    """The head (..., entries) as variables of a result: "a", or one per leaf of the top."""
+    if structure.top is None:
+        return {"a": head}
+    return {f"{TOP_PREFIX}{name}": leaf for name, leaf in structure.top.by_name(head).items()}
 
 
 def _error_at_start(case: Case) -> float:

@@ -60,6 +60,7 @@ from sgdynamics.fixed_data.setup import (
     StepParameters,
 )
 from sgdynamics.problems.losses import Loss
+from sgdynamics.problems.tops import head_decay
 from sgdynamics.samples.input_covariance import scale as input_scale
 from sgdynamics.samples.inputs import compressed_inputs
 from sgdynamics.samples.sample import as_dtype
@@ -273,7 +274,8 @@ def advance_step(
     rates = jax.tree.map(lambda value: jnp.asarray(value, dtype), step.hyperparameters)
     # Weight decay acts on the coefficients, as the basis is orthonormal.
     decay = step.parameters["weight_decay"].astype(dtype)
-    stride = Stride(rates["lr"], rates["head_rate"], decay, setup.structure)
+    decay_of_head = head_decay(step.parameters).astype(dtype)
+    stride = Stride(rates["lr"], rates["head_rate"], decay, setup.structure, decay_of_head)
     gradients = (gradient[:p].reshape(p, -1), head_gradient)
     rows, head = stride.move(state.rows.reshape(p, -1), state.head, gradients, kick, head_kick)
     selected = state.selected

@@ -197,7 +197,8 @@ def _batch_step(
     gradient = weighted_inputs(h, data.inputs) / count
     head_gradient = jnp.sum(head_h, axis=0) / count
     lr, head_rate = (rates[name].astype(dtype) for name in ("lr", "head_rate"))
-    stride = Stride(lr, head_rate, parameters["weight_decay"], structure)
+    decay_of_head = parameters.get("head_decay")
+    stride = Stride(lr, head_rate, parameters["weight_decay"], structure, decay_of_head)
     moved, head = stride.move(rows, head, (gradient, head_gradient))
     if structure.constraint.fixes_norms:
         moved = mark_divergence(moved, lr * gradient, risk, first_risk)

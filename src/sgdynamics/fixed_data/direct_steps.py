@@ -466,7 +466,8 @@ def fixed_data_step(
         head_kick = jnp.sqrt(rates["head_rate"].astype(dtype)) * noise[-p:]
     # Step sizes in the precision of the weights, from schedules in float64
     lr, head_rate = (rates[name].astype(dtype) for name in ("lr", "head_rate"))
-    stride = Stride(lr, head_rate, parameters["weight_decay"], structure)
+    decay_of_head = parameters.get("head_decay")
+    stride = Stride(lr, head_rate, parameters["weight_decay"], structure, decay_of_head)
     moved, head = stride.move(rows, head, (gradient, head_gradient), kick, head_kick)
     if structure.constraint.fixes_norms:
         assert sums.risk is not None

@@ -201,6 +201,7 @@ def step_matrices(
         step.hyperparameters["head_rate"],
         step.parameters["weight_decay"],
         setup.structure,
+        step.parameters.get("head_decay"),
     )
     gradients = (gradient[:p].reshape(p, -1), sums.head)
     rows, head = stride.move(paths.rows.reshape(p, -1), paths.head, gradients, kick, None)

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float
 from sgdynamics.base.arrays import IntScalar, Numeric
 from sgdynamics.fixed_data.path_pass import multiply
 from sgdynamics.fixed_data.setup import LARGEST, Setup, StepParameters
+from sgdynamics.problems.tops import head_decay
 from sgdynamics.samples.input_covariance import eigenvalues
 
 # Smaller conditional variances, relative to the variance of the field, are rounding errors.
@@ -254,7 +255,7 @@ def advance_order_parameters(
     head = order.head
     if structure.trained:
         head_rate = step.hyperparameters["head_rate"] * step.hyperparameters["lr"]
-        head = head - head_rate * (sums.head + step.parameters["weight_decay"] * head)
+        head = head - head_rate * (sums.head + head_decay(step.parameters) * head)
 
     own_overlaps = jnp.sum(rows.own_overlaps, axis=1)
     is_finite = jnp.all(jnp.abs(own_overlaps) < LARGEST**2) & jnp.all(jnp.abs(head) < LARGEST)

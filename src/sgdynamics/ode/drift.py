@@ -43,6 +43,7 @@ from sgdynamics.ode.case import Field, from_units, in_units
 from sgdynamics.problems.constraints import NONE
 from sgdynamics.problems.frames import check_dimension
 from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.tops import head_decay
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation import compressed
 from sgdynamics.simulation.chain_batch import segment_inputs
@@ -108,7 +109,7 @@ def drift(
         remainder = _sphere_remainder(structure, parameters, algorithm, state, count, finite)
         dM, dQ = dM + remainder["M"], dQ + remainder["Q"]
     da = (
-        -algorithm["head_rate"] * (moments.head_gradient + decay * head)
+        -algorithm["head_rate"] * (moments.head_gradient + head_decay(parameters) * head)
         if structure.trained
         else jnp.zeros_like(head)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,13 +19,14 @@ from sgdynamics.problems.losses import ContextLoss, label_noise
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.problem_pytree import records_arguments
 from sgdynamics.problems.structure import Structure
+from sgdynamics.problems.tops import Top
 from sgdynamics.samples.draws import validate_probabilities
 from sgdynamics.samples.input_covariance import eigenvalues
 from sgdynamics.samples.sample import GaussianSample
 
 HEADS = ("shared", "own")
 # Parameters that all contexts have in common.
-SHARED_PARAMETERS = ("weight_decay", "gram", "fractions", "multiplicities")
+SHARED_PARAMETERS = ("weight_decay", "head_decay", "gram", "fractions", "multiplicities")
 
 
 class Contexts(Problem):
@@ -40,8 +41,8 @@ class Contexts(Problem):
     probabilities : array_like or callable, optional
         Probabilities of the contexts, adding up to 1, a function of alpha, or the probabilities of
         some contexts by name.
-    heads : str, default "shared"
-        "shared" or "own".
+    heads : str or sequence of str, default "shared"
+        "shared", "own", or the leaves of a top of which each context has its own.
 
     Raises
     ------
@@ -63,9 +64,8 @@ class Contexts(Problem):
         self,
         problems: Mapping[str, Problem],
         probabilities: ArrayArgument | Function | Mapping[str, Any] | None = None,
-        heads: str = "shared",
+        heads: str | Sequence[str] = "shared",
     ) -> None:
-        self.heads = checks.choice("heads", heads, HEADS)
         fix = (
             'give two or more problems by name, such as {"easy": sgd.TeacherStudent(...), '
             '"hard": sgd.TeacherStudent(...)}'
@@ -93,24 +93,34 @@ class Contexts(Problem):
             )
         self.width, self.signals = first.width, first.signals
         self.head, self.constraint = first.head, first.constraint
-        own_heads = self.heads == "own"
+        self.heads, own_leaves = _validate_own(heads, first)
+        own_heads = self.heads == "own" and first.structure.top is None
+        top = _joint_top(first.structure.top, own_leaves, len(contexts))
         self.structure = Structure(
             width=self.width,
             signals=self.signals,
             blocks=first.structure.blocks,
-            loss=ContextLoss(tuple(problem.structure for problem in contexts), own_heads),
+            loss=ContextLoss(
+                tuple(problem.structure for problem in contexts), own_heads, own_leaves
+            ),
             trained=first.structure.trained,
             constraint=first.structure.constraint,
             sample=GaussianSample(
                 self.signals, contexts=len(contexts), context_spectra=own_spectra
             ),
             heads=len(contexts) if own_heads else 1,
+            top=top,
         )
         self._stated_spectrum = first._stated_spectrum
         self._fixed_parameters = {}
         shared = {
             name: first._parameters[name] for name in SHARED_PARAMETERS if name in first._parameters
         }
+        if "head_decay" in shared and own_leaves:
+            assert first.structure.top is not None
+            shared["head_decay"] = _joint_decay(
+                shared["head_decay"], first.structure.top, own_leaves, len(contexts)
+            )
         self._parameters = {
             **shared,
             "eigenvalues": spectra.max(axis=0),
@@ -177,7 +187,7 @@ class Contexts(Problem):
             "kind": self.kind,
             "problems": records,
             "probabilities": probabilities,
-            "heads": self.heads,
+            "heads": self.heads if isinstance(self.heads, str) else list(self.heads),
             **({} if rerunnable else {"rerunnable": False}),
         }
 
@@ -185,7 +195,7 @@ class Contexts(Problem):
 def contexts(
     problems: Mapping[str, Problem],
     probabilities: ArrayArgument | Function | Mapping[str, Any] | None = None,
-    heads: str = "shared",
+    heads: str | Sequence[str] = "shared",
 ) -> Contexts:
     """Combine several problems; every sample draws one: tasks with replay, groups, a curriculum.
 
@@ -199,9 +209,10 @@ def contexts(
         Probabilities of the contexts, adding up to 1, or a function of alpha that returns them; or
         those of some contexts by name, numbers or functions of alpha, while the others share the
         remaining probability equally: ``{"hard": 0.3}``. Defaults to equal probabilities.
-    heads : str, default "shared"
+    heads : str or sequence of str, default "shared"
         "own": every context has its own head, and a start takes them as ``a`` of shape
-        (contexts, width).
+        (contexts, width). Of problems with a top also the names of the leaves of which each context
+        has its own; these have a first axis of contexts.
 
     Returns
     -------
@@ -233,6 +244,51 @@ def contexts(
     [[[0.202, 0.267]]]
     """
     return Contexts(problems, probabilities, heads)
+
+
+def _validate_own(
+    heads: str | Sequence[str], problem: Problem
+) -> tuple[str | tuple[str, ...], tuple[str, ...]]:
+    """Return the argument `heads`, and the leaves of a top of which each context has its own."""
+    top = problem.structure.top
+    if top is None:
+        return checks.choice("heads", heads, HEADS), ()
+    if isinstance(heads, str):
+        heads = checks.choice("heads", heads, HEADS)
+        return heads, top.names if heads == "own" else ()
+    names = tuple(heads)
+    own = {index for name in names for index in top.leaves_of(name)}
+    for name in names:
+        if not top.leaves_of(name):
+            fix = f"{checks.did_you_mean(name, top.names)}the leaves are {', '.join(top.names)}"
+            raise checks.reject("heads", heads, fix)
+    return names, tuple(top.names[index] for index in sorted(own))
+
+
+def _joint_top(top: Top | None, own: tuple[str, ...], contexts: int) -> Top | None:
+    """Return the top of all contexts: own leaves have a first axis of contexts."""
+    if top is None:
+        return None
+    shapes = [
+        (contexts, *shape) if name in own else shape
+        for name, shape in zip(top.names, top.shapes, strict=True)
+    ]
+    return Top(top.tree, top.names, tuple(shapes))
+
+
+def _joint_decay(decay: object, top: Top, own: tuple[str, ...], contexts: int) -> np.ndarray:
+    """Return the weight decay of every entry of the joint top from that of one context."""
+    if isinstance(decay, Schedule):
+        raise checks.reject(
+            "heads", own, "a weight decay by leaf that depends on alpha needs shared leaves"
+        )
+    pieces = np.split(np.asarray(decay), top.offsets[1:])
+    return np.concatenate(
+        [
+            np.tile(piece, contexts if name in own else 1)
+            for name, piece in zip(top.names, pieces, strict=True)
+        ]
+    )
 
 
 def _validate_weights(
@@ -311,6 +367,7 @@ def _check_same_rows(first_name: str, first: Problem, name: str, problem: Proble
         "width": (first.width, problem.width),
         "signals": (first.signals, problem.signals),
         "head": (first.head, problem.head),
+        "top": (first.structure.top, problem.structure.top),
         "constraint": (first.constraint, problem.constraint),
         "blocks of the covariance": (first.structure.blocks, problem.structure.blocks),
     }

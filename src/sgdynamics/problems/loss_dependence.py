@@ -87,7 +87,7 @@ class _Setting:
         self.structure = structure
         self.overlaps = generic_overlaps(structure, parameters)[1] if overlaps is None else overlaps
         self.M, self.P = self.overlaps[1].sum(axis=0), np.asarray(parameters["gram"]).sum(axis=0)
-        self.head = np.random.default_rng(13).uniform(0.5, 1.5, structure.width)
+        self.head = np.random.default_rng(13).uniform(0.5, 1.5, structure.head_size)
         self.variants, self.cases = _variants_and_cases(structure, parameters)
         self.means_are_affine = _has_affine_means(structure, self.variants, self.cases)
 

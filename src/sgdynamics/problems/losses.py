@@ -20,6 +20,7 @@ from sgdynamics.base.arrays import Function, Numeric, Parameters, PyTree, Scalar
 from sgdynamics.base.user_functions import validate_function
 from sgdynamics.problems.activations import NAMED, Activation
 from sgdynamics.problems.moves import Move, loss_overlaps
+from sgdynamics.problems.tops import Top
 from sgdynamics.samples.draws import complete_probabilities
 
 OuterLoss = Callable[[Any, Any], Any]  # a function of output and label
@@ -356,18 +357,22 @@ class ContextStructure(Protocol):
     def loss(self) -> Loss: ...
     @property
     def kinks(self) -> tuple[float, ...]: ...
+    @property
+    def top(self) -> Top | None: ...
 
 
 @dataclass(frozen=True)
 class ContextLoss(Loss):
     """One of several losses, chosen by the context that a sample draws.
 
-    Every context has its own parameters, and its own head if `own_heads`.
+    Every context has its own parameters, and its own head if `own_heads`, or its own values of the
+    leaves `own_leaves` of the top.
     """
 
     # Structures of the contexts' problems.
     structures: tuple[ContextStructure, ...]
     own_heads: bool = False
+    own_leaves: tuple[str, ...] = ()
 
     @property
     def kinks(self) -> tuple[float, ...]:
@@ -384,8 +389,21 @@ class ContextLoss(Loss):
 
     def context_head(self, head: Float[Numeric, " heads"], context: int) -> Float[Numeric, " p"]:
         """Return the head of one context."""
+        if self.own_leaves:
+            return head[self._entries_of(context)]
         p = self.structures[0].width
         return head[context * p : (context + 1) * p] if self.own_heads else head
+
+    def _entries_of(self, context: int) -> np.ndarray:
+        """Return the positions of one context's numbers in the vector of the joint top."""
+        top = self.structures[0].top
+        assert top is not None
+        positions, first, contexts = [], 0, len(self.structures)
+        for name, size in zip(top.names, top.sizes, strict=True):
+            is_own = name in self.own_leaves
+            positions.append(first + is_own * context * size + np.arange(size))
+            first += size * (contexts if is_own else 1)
+        return np.concatenate(positions)
 
     def combine_head_gradients(
         self, gradients: list[Float[Numeric, "*s p"]]
@@ -394,6 +412,13 @@ class ContextLoss(Loss):
 
         They are concatenated if every context has its own head, and summed for a shared head.
         """
+        if self.own_leaves:
+            entries = [self._entries_of(context) for context in range(len(gradients))]
+            size = 1 + max(int(positions.max()) for positions in entries)
+            total = jnp.zeros((*gradients[0].shape[:-1], size), gradients[0].dtype)
+            for positions, gradient in zip(entries, gradients, strict=True):
+                total = total.at[..., positions].add(gradient)
+            return total
         if self.own_heads:
             return jnp.concatenate(gradients, axis=-1)
         return sum(gradients[1:], gradients[0])

@@ -12,10 +12,11 @@ from typing import TypeVar
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import ArrayArgument
+from sgdynamics.base.arrays import ArrayArgument, PyTree
 from sgdynamics.base.resources import check_memory
 from sgdynamics.base.support import require
 from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.tops import leading_runs, validate_values
 from sgdynamics.problems.trial import try_start
 
 # Tolerance of a user's start: distance of Omega from positive semi-definite matrices, and of the
@@ -75,7 +76,7 @@ class Start:
         Gram matrices of the rows in each block, (run, block, unit, unit).
     a : ndarray
         The heads, (run, unit). If every context has its own head, the heads of a run are
-        concatenated.
+        concatenated. For a problem with a top, the entries of all leaves.
     beside : AuxiliaryState, optional
         State of an update next to the weights (velocities, averages, scalars), if
         ``sgd.start_from`` read it from a result.
@@ -133,14 +134,19 @@ def _shapes_fit(M: np.ndarray, Q: np.ndarray, a: np.ndarray) -> bool:
     if M.ndim != 4 or Q.ndim != 4 or a.ndim != 2 or 0 in M.shape[:3]:
         return False
     runs, blocks, p = M.shape[:3]
-    heads_fit = a.shape[0] == runs and a.shape[1] > 0 and a.shape[1] % p == 0
+    heads_fit = a.shape[0] == runs and a.shape[1] > 0
     return heads_fit and Q.shape == (runs, blocks, p, p)
 
 
 def start_from_overlaps(
-    problem: Problem, *, M: ArrayArgument, Q: ArrayArgument, a: ArrayArgument | None
+    problem: Problem,
+    *,
+    M: ArrayArgument,
+    Q: ArrayArgument,
+    a: ArrayArgument | None,
+    top: PyTree | None = None,
 ) -> Start:
-    """Return the start with overlaps M and Q (with optional run and block axes) and head a."""
+    """Return the start with overlaps M and Q (with optional run and block axes) and head or top."""
     p, k, blocks = problem.width, problem.signals, problem.structure.blocks
     full_M = _with_runs_and_blocks("M", M, problem, (p, k), "units x signals")
     full_Q = _with_runs_and_blocks("Q", Q, problem, (p, p), "units x units")
@@ -150,13 +156,36 @@ def start_from_overlaps(
             "or one run"
         )
     runs = max(full_M.shape[0], full_Q.shape[0])
+    if top is not None and problem.structure.top is not None and runs == 1:
+        runs = leading_runs(problem.structure.top, top)
     start = Start(
         np.broadcast_to(full_M, (runs, blocks, p, k)).copy(),
         np.broadcast_to(full_Q, (runs, blocks, p, p)).copy(),
-        validate_heads(a, runs, p, problem.structure.heads),
+        validate_head_or_top(problem, a, top, runs),
     )
     _check_overlaps(problem, start, TOLERANCE)
     return start
+
+
+def validate_head_or_top(
+    problem: Problem, a: ArrayArgument | None, top: PyTree | None, runs: int
+) -> np.ndarray:
+    """Return the heads or tops (runs, entries), from the one of `a` and `top` that applies."""
+    shapes = problem.structure.top
+    if shapes is None:
+        if top is not None:
+            raise checks.reject("top", top, "the problem has a head and no top. Give a=...")
+        return validate_heads(a, runs, problem.width, problem.structure.heads)
+    if a is not None:
+        raise checks.reject("a", a, "the problem has a top in place of the head. Give top=...")
+    if top is None:
+        raise checks.reject(
+            "top", None, f"give arrays of the shapes {shapes.describe()} of the problem's top"
+        )
+    vectors = validate_values("top", shapes, top, runs)
+    if not np.all(np.isfinite(vectors)):
+        raise checks.reject("top", top, "give finite numbers")
+    return vectors
 
 
 def validate_heads(a: ArrayArgument | None, runs: int, width: int, heads: int = 1) -> np.ndarray:
@@ -245,11 +274,12 @@ def validate_start(problem: Problem, start: Start) -> Start:
             f"problem has {expected}: make it from the same problem"
         )
     if start.a.shape[1] != problem.structure.head_size:
+        top = problem.structure.top
+        size = f"{problem.structure.heads} heads of {problem.width} units"
+        if top is not None:
+            size = f"a top of {top.size} numbers"
         raise checks.reject(
-            "start",
-            start.a.shape,
-            f"the problem has {problem.structure.heads} heads of {problem.width} units: make it "
-            "from the same problem",
+            "start", start.a.shape, f"the problem has {size}: make it from the same problem"
         )
     _check_overlaps(problem, start, RESULT_TOLERANCE)
     return start

@@ -15,7 +15,7 @@ their trial evaluation, and `problem_records` the records of results.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -30,7 +30,6 @@ from sgdynamics.base.controls import (
     Schedule,
     check_schedules,
     is_scheduled,
-    scalar_or_schedule,
     values_at,
 )
 from sgdynamics.base.precision import float64
@@ -62,6 +61,7 @@ from sgdynamics.problems.problem_values import (
 )
 from sgdynamics.problems.sample_functions import SampleFunction
 from sgdynamics.problems.structure import Structure as Structure
+from sgdynamics.problems.tops import Top, validate_decay, validate_top
 from sgdynamics.problems.trial import BlockOverlapPair, try_problem
 from sgdynamics.problems.user_losses import UserLoss, extra_arguments
 from sgdynamics.samples.arguments import (
@@ -97,9 +97,10 @@ class Problem:
         Loss of one sample, ``loss(fields, signals, head, noise_draw)``: any JAX function that
         returns a number. ``fields`` are the preactivations lambda_i = w_i . x of the trained rows,
         ``signals`` the projections w*_r . x on the fixed directions, and ``head`` is the second
-        layer a. ``noise_draw`` is one standard normal per sample; with ``clusters`` it is the
-        label, with ``draws`` a dictionary. A further argument ``overlaps`` has the overlaps ``Q``,
-        ``M`` and ``P`` of the full rows, and in ``overlaps.blocks`` those of each covariance block
+        layer a, or the pytree ``top``. ``noise_draw`` is one standard normal per sample; with
+        ``clusters`` it is the label, with ``draws`` a dictionary. A further argument ``overlaps``
+        has the overlaps ``Q``, ``M`` and ``P`` of the full rows, and in ``overlaps.blocks`` those
+        of each covariance block
         with its ``eigenvalues`` and ``fractions``.
     width : int
         Number of trained rows, p.
@@ -108,14 +109,20 @@ class Problem:
     gram : array_like, optional
         Gram matrix of the signals, K x K (one per covariance block, or one that is spread over
         them). Defaults to the identity.
-    head : str, default "fixed"
-        "fixed" or "trained". The head is ones unless the start specifies it.
+    head : str, optional
+        "fixed" or "trained". The head is ones unless the start specifies it. Defaults to "fixed",
+        with ``top`` to "trained".
+    top : pytree of shapes, optional
+        Any finite network on top of the rows, in place of the head: shapes in dictionaries, lists
+        and tuples, such as ``{"B": (3, 4), "b": (3,)}``. The loss receives arrays of these shapes
+        as its third argument, and all of them are trained; a leaf stays fixed with the rate 0.
     constraint : str, optional
         "sphere" keeps every row at norm 1. By default the rows are free.
-    weight_decay : float or callable, default 0.0
+    weight_decay : float, callable or dict, default 0.0
         Coefficient al of the penalty ``(al/2)(|W|^2 + |a|^2)``, which the dynamics minimises with
         the loss (the head only if it is trained), and which is not part of the risk. It may be a
-        function of alpha = samples/d (on fixed data of t).
+        function of alpha = samples/d (on fixed data of t). With ``top`` also by leaf:
+        ``{"rows": 0.05, "B": 0.1}``, 0 for those that are left out.
     covariance : sequence of (float, float) or Spectrum, optional
         Covariance of the inputs: blocks (eigenvalue, fraction of d), or a spectrum of
         ``sgd.Spectrum`` or ``sgd.power_law``, which fixes d. Defaults to the identity.
@@ -200,9 +207,10 @@ class Problem:
         signals: int,
         *,
         gram: ArrayArgument | None = None,
-        head: str = "fixed",
+        head: str | None = None,
+        top: PyTree | None = None,
         constraint: str | None = None,
-        weight_decay: float | Function = 0.0,
+        weight_decay: float | Function | Mapping[str, Any] = 0.0,
         covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
         clusters: Sequence[tuple[float, Sequence[float], float]] | None = None,
         parameters: dict[str, Any] | None = None,
@@ -227,12 +235,14 @@ class Problem:
             raise checks.reject(
                 "expectation", expectation, "give a hashable sgd.Expectation, with moments and risk"
             )
+        shapes = None if top is None else validate_top(top)
         self._set_common(
-            UserLoss(loss, extra, self.kinks),
+            UserLoss(loss, extra, self.kinks, top=shapes),
             width,
             signals,
             gram=gram,
-            head=head,
+            head=("fixed" if top is None else "trained") if head is None else head,
+            top=shapes,
             constraint=constraint,
             weight_decay=weight_decay,
             covariance=validate_covariance(covariance),
@@ -472,6 +482,7 @@ class Problem:
             "signals": self.signals,
             "kinks": list(self.kinks),
             "parameters": plain_values(self._parameters.get("user")),
+            **({} if self.structure.top is None else {"top": self.structure.top.describe()}),
             **describe_network(self, "gram"),
             **describe_sample(self),
             "rerunnable": False,
@@ -501,8 +512,9 @@ class Problem:
         covariance: Covariance,
         gram: ArrayArgument | None = None,
         head: str = "fixed",
+        top: Top | None = None,
         constraint: str | None = None,
-        weight_decay: float | Function = 0.0,
+        weight_decay: float | Function | Mapping[str, Any] = 0.0,
         clusters: Sequence[tuple[float, Sequence[float], float]] | None = None,
         expectation: Any = None,
         user: Parameters | None = None,
@@ -518,7 +530,7 @@ class Problem:
         )
         self.head = checks.choice("head", head, ("fixed", "trained"))
         self.constraint = checks.choice("constraint", constraint, tuple(CONSTRAINTS))
-        weight_decay = scalar_or_schedule("weight_decay", weight_decay)
+        weight_decay, decay_by_leaf = validate_decay(weight_decay, top)
         sample, sample_parameters = build_sample(
             self.signals,
             covariance,
@@ -535,12 +547,14 @@ class Problem:
             constraint=CONSTRAINTS[self.constraint],
             sample=sample,
             expectation=expectation,
+            top=top,
         )
         self._stated_spectrum = covariance.spectrum
         gram_name = self.gram_argument or "gram"
         self._fixed_parameters = {}
         self._parameters = {
             "weight_decay": pytrees.to_float64(weight_decay),
+            **decay_by_leaf,
             "gram": gram_per_block(gram, gram_name, self.signals, covariance),
             **sample_parameters,
             **({} if user is None else {"user": user}),

@@ -6,6 +6,7 @@ these pieces with the arguments of its own.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +56,7 @@ def describe_network(problem: Problem, gram_name: str) -> dict[str, Any]:
         gram_name: None if omits_gram else (gram[0] if single_block else gram).tolist(),
         "head": problem.head,
         "constraint": problem.constraint,
-        "weight_decay": describe_schedule(problem.weight_decay)[0],
+        "weight_decay": _describe_decay(problem),
         "covariance": covariance,
     }
     if problem.clusters:
@@ -66,6 +67,14 @@ def describe_network(problem: Problem, gram_name: str) -> dict[str, Any]:
     if not all(describe_schedule(value)[1] for value in schedules):
         record["rerunnable"] = False
     return record
+
+
+def _describe_decay(problem: Problem) -> Any:
+    """Return the record of the weight decay, by leaf if it differs between them."""
+    stated = problem._arguments.get("weight_decay")
+    if isinstance(stated, Mapping):
+        return plain_values(dict(stated))
+    return describe_schedule(problem.weight_decay)[0]
 
 
 def _describe_spectrum(spectrum: Spectrum, gram: np.ndarray) -> tuple[dict[str, Any], bool]:

@@ -36,7 +36,8 @@ def argument_names(structure: Structure, extra: Sequence[str] = ()) -> str:
     """Return the names of the arguments of a function of one sample, as text for messages."""
     draws = "noise_draw" if structure.sample.draws is None else "draws"
     names = ("parameters" if name == "user" else name for name in extra)
-    return ", ".join(["fields", "signals", "head", draws, *names])
+    head = "head" if structure.top is None else "top"
+    return ", ".join(["fields", "signals", head, draws, *names])
 
 
 def example_arguments(
@@ -74,10 +75,16 @@ def example_arguments(
     return (
         np.zeros((p, *sample.tokens.shape)),
         np.zeros((k, *sample.tokens.shape)),
-        np.zeros(p),
+        _example_head(structure),
         example_argument(sample, parameters),
         *(extra_values[name] for name in extra),
     )
+
+
+def _example_head(structure: Structure) -> PyTree:
+    """Return zeros with the shape of the third argument: the head, or the pytree on top."""
+    zeros = np.zeros(structure.head_size)
+    return zeros if structure.top is None else structure.top.unravel(zeros)
 
 
 def reads_block_overlaps(

@@ -7,16 +7,17 @@ does not depend on d.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import ArrayArgument, IntScalar
+from sgdynamics.base.arrays import ArrayArgument, IntScalar, PyTree
 from sgdynamics.base.resources import check_memory
 from sgdynamics.problems.frames import check_dimension, signal_frames
 from sgdynamics.problems.overlap_starts import Start as Start
-from sgdynamics.problems.overlap_starts import start_from_overlaps, validate_heads
+from sgdynamics.problems.overlap_starts import start_from_overlaps, validate_head_or_top
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import (
     SpikedTensor,
@@ -24,6 +25,7 @@ from sgdynamics.problems.spiked_tensor import (
     spiked_random_start,
     spiked_start,
 )
+from sgdynamics.problems.tops import Top
 from sgdynamics.problems.wide_starts import (
     SAMPLINGS,
     check_wide_problem,
@@ -43,6 +45,7 @@ def start(
     q: ArrayArgument | None = None,
     m: ArrayArgument | None = None,
     r2: ArrayArgument | None = None,
+    top: PyTree | None = None,
 ) -> Any:
     """Make an initial condition from overlaps.
 
@@ -66,6 +69,9 @@ def start(
         Overlap <x, v> of a spiked tensor.
     r2 : float or array_like, optional
         Squared length of x orthogonal to v of a spiked tensor, 0 or more.
+    top : pytree of array_like, optional
+        Numbers on top of the rows, for a problem with ``top``: arrays of its shapes, each with or
+        without an axis of runs. Required for such a problem, in place of ``a``.
 
     Returns
     -------
@@ -93,7 +99,8 @@ def start(
     2
     """
     if isinstance(problem, SpikedTensor):
-        _check_names(problem.kind, {"m": m, "r2": r2}, {"M": M, "Q": Q, "q": q, "a": a})
+        unused = {"M": M, "Q": Q, "q": q, "a": a, "top": top}
+        _check_names(problem.kind, {"m": m, "r2": r2}, unused)
         return spiked_start(problem, m=m, r2=r2)
     if not isinstance(problem, Problem):
         raise checks.reject(
@@ -104,10 +111,11 @@ def start(
     if M is None and problem.signals == 0:
         M = np.zeros((problem.width, 0))
     if q is not None:
-        _check_names(problem.kind, {"M": M, "q": q}, {"m": m, "r2": r2, "Q": Q}, " and perhaps a")
+        unused = {"m": m, "r2": r2, "Q": Q, "top": top}
+        _check_names(problem.kind, {"M": M, "q": q}, unused, " and perhaps a")
         return mean_field_start(problem, M=M, q=q, a=a)
     _check_names(problem.kind, {"M": M, "Q": Q}, {"m": m, "r2": r2}, " and perhaps a")
-    return start_from_overlaps(problem, M=M, Q=Q, a=a)  # type: ignore[arg-type]
+    return start_from_overlaps(problem, M=M, Q=Q, a=a, top=top)  # type: ignore[arg-type]
 
 
 def _check_names(
@@ -133,6 +141,8 @@ def random_start(
     per: str = "dimension",
     wide: bool = False,
     sampling: str = "independent",
+    top: PyTree | None = None,
+    top_scale: float | Mapping[str, float] = 1.0,
 ) -> Any:
     """Draw overlaps of random rows, with their exact law at dimension d.
 
@@ -165,6 +175,11 @@ def random_start(
     sampling : str, default "independent"
         Sampling of the particles with ``wide=True``: "independent" draws represent the law to
         1/sqrt(p), "sobol" takes scrambled Sobol points, which represent it to about 1/p.
+    top : pytree of array_like, optional
+        Numbers on top of the rows, for a problem with ``top``. Drawn by default.
+    top_scale : float or dict, default 1.0
+        Standard deviation of the drawn numbers on top, or one per leaf by name (1 for those that
+        are left out): entries are N(0, top_scale^2).
 
     Returns
     -------
@@ -231,7 +246,10 @@ def random_start(
         large = ("width", p)
         fix = "take a smaller width, or wide=True for solve_mean_field, which has no p x p matrix"
     check_memory(*large, 8.0 * 4 * runs * len(sizes) * p * (p + k), "the overlaps", fix)
-    head = validate_heads(a, runs, p, problem.structure.heads)
+    if problem.structure.top is not None and top is None and a is None:
+        head = _draw_tops(problem.structure.top, top_scale, runs, seed)
+    else:
+        head = validate_head_or_top(problem, a, top, runs)
     T, L = np.empty((runs, len(sizes), p, k)), np.empty((runs, len(sizes), p, p))
     for run in range(runs):
         # every run has its own stream, so that it does not depend on the number of runs
@@ -252,6 +270,21 @@ def random_start(
     Q = (Q + np.swapaxes(Q, -1, -2)) / 2
     M = T @ np.swapaxes(signal_frames(problem, sizes), -1, -2)
     return Start(M, Q, head)
+
+
+def _draw_tops(top: Top, scale: float | Mapping[str, float], runs: int, seed: int) -> np.ndarray:
+    """Draw numbers on top (runs, entries), from streams of their own."""
+    scales = dict.fromkeys(top.names, scale) if not isinstance(scale, Mapping) else dict(scale)
+    checked = {
+        name: checks.number(f"top_scale[{name!r}]", value, 0.0) for name, value in scales.items()
+    }
+    deviations = top.expand("top_scale", checked, 1.0)
+    generators = [
+        np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(run, 1)))
+        for run in range(runs)
+    ]
+    normals = [generator.standard_normal(top.size) for generator in generators]
+    return deviations * np.stack(normals)
 
 
 def _draw_compressed_rows(

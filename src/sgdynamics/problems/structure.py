@@ -9,6 +9,7 @@ import numpy as np
 
 from sgdynamics.problems.constraints import Constraint
 from sgdynamics.problems.losses import Loss, squared
+from sgdynamics.problems.tops import Top
 from sgdynamics.samples.sample import Sample
 
 Combinations = tuple[tuple[float, ...], ...]
@@ -81,6 +82,8 @@ class Structure:
         The combinations of fields and draws on which a smooth loss depends, if they are known.
     heads : int
         Number of heads, each of `width` numbers; contexts may have one each.
+    top : Top, optional
+        Shapes of the trained numbers on top of the rows, in place of heads.
     """
 
     width: int
@@ -94,6 +97,7 @@ class Structure:
     expectation: Any = None
     dependence: LossDependence | None = None
     heads: int = 1
+    top: Top | None = None
 
     def with_loss(self, loss: Loss) -> Structure:
         """Return the structure of the same samples with another function of them."""
@@ -101,8 +105,8 @@ class Structure:
 
     @property
     def head_size(self) -> int:
-        """Number of entries of all heads."""
-        return self.heads * self.width
+        """Number of entries of all heads, or of the top."""
+        return self.heads * self.width if self.top is None else self.top.size
 
     @property
     def clusters(self) -> int:

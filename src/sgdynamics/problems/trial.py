@@ -78,7 +78,7 @@ def try_problem(structure: Structure, parameters: Parameters) -> BlockOverlapPai
     if not loss.user_functions():
         return None
     if not loss.reads_overlaps:
-        p, head = structure.width, np.ones(structure.width)
+        p, head = structure.width, trial_head(structure)
         z, normals = _draw_normals(structure, parameters)
         fields = np.sqrt(input_covariance.trace(parameters)) * z[:, :p]
         covariance = input_covariance.field_covariance(parameters, np.asarray(parameters["gram"]))
@@ -89,13 +89,20 @@ def try_problem(structure: Structure, parameters: Parameters) -> BlockOverlapPai
     first_error = None
     for Q, M in generic_overlaps(structure, parameters):
         try:
-            _try_overlaps(structure, parameters, M, Q, np.ones(structure.width), at_start=False)
+            _try_overlaps(structure, parameters, M, Q, trial_head(structure), at_start=False)
         except ValueError as error:
             first_error = first_error or error
         else:
             return Q, M
     assert first_error is not None
     raise first_error
+
+
+def trial_head(structure: Structure) -> np.ndarray:
+    """Return the head of a trial: ones, or generic numbers on top."""
+    if structure.top is None:
+        return np.ones(structure.head_size)
+    return np.random.default_rng(13).uniform(0.5, 1.5, structure.head_size)
 
 
 def generic_overlaps(structure: Structure, parameters: Parameters) -> list[BlockOverlapPair]:
@@ -422,7 +429,8 @@ def _describe_sample(
     compared = _output_and_label(structure, parameters, sample, head)
     if compared is not None:
         return "output {:.4g} and label {:.4g}".format(*compared)
-    arguments = {"fields": fields, "signals": signals, "head": head}
+    arguments = {"fields": fields, "signals": signals}
+    arguments |= {"head": head} if structure.top is None else structure.top.by_name(head)
     arguments |= draws if isinstance(draws, dict) else {"noise_draw": draws}
     if structure.loss.reads_overlaps:
         Q, M = (np.asarray(blocks).sum(axis=0) for blocks in overlaps)

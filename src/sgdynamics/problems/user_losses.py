@@ -14,6 +14,7 @@ from jaxtyping import Float
 from sgdynamics.base.arrays import Function, Numeric, Parameters, PyTree
 from sgdynamics.problems.losses import Loss, OuterLoss, UserFunctions
 from sgdynamics.problems.moves import Move
+from sgdynamics.problems.tops import Top
 
 # Optional arguments of a user's function: their names, and their keys in the parameters of a loss.
 OPTIONAL_ARGUMENTS = {"overlaps": "overlaps", "parameters": "user"}
@@ -54,6 +55,8 @@ class UserLoss(Loss):
         Values of a field at which it has a kink.
     smooth, reads_draws, reads_blocks : bool
         Properties of the function, see `Loss`.
+    top : Top, optional
+        Shapes of the pytree that the function receives in place of the head.
     """
 
     function: Callable[..., Any]
@@ -62,6 +65,7 @@ class UserLoss(Loss):
     smooth: bool = False
     reads_draws: bool = True
     reads_blocks: bool = False
+    top: Top | None = None
 
     @property
     def moves_by_block(self) -> bool:
@@ -91,7 +95,8 @@ class UserLoss(Loss):
         parameters: Parameters,
     ) -> Float[Numeric, ""]:
         extra = (parameters[name] for name in self.extra)
-        return self.function(fields, signals, head, noise_draw, *extra)
+        top = head if self.top is None else self.top.unravel(head)
+        return self.function(fields, signals, top, noise_draw, *extra)
 
     def move(
         self,

@@ -6,7 +6,7 @@ Results record such values, sweeps vary them, and problem files state them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ KINDS: dict[str, Callable[..., Any]] = {
 def _contexts(
     problems: Mapping[str, Any],
     probabilities: Mapping[str, Any] | ArrayArgument | None = None,
-    heads: str = "shared",
+    heads: str | Sequence[str] = "shared",
 ) -> Problem:
     """Contexts from the records of their problems."""
     members: dict[str, Any] = {name: problem_from(values) for name, values in problems.items()}
@@ -66,6 +66,9 @@ def problem_from(record: Mapping[str, Any]) -> Problem | SpikedTensor:
     kind = _kind("problem", values, makers)
     _names("problem", kind, values, makers[kind])
     _with_schedules("problem", values)
+    if isinstance(values.get("weight_decay"), Mapping):  # by leaf of a top
+        values["weight_decay"] = dict(values["weight_decay"])
+        _with_schedules("problem weight_decay", values["weight_decay"])
     return makers[kind](**values)
 
 
@@ -89,6 +92,9 @@ def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
     kind = _kind("algorithm", values, KINDS)
     _names("algorithm", kind, values, KINDS[kind])
     _with_schedules("algorithm", values)
+    if isinstance(values.get("head_rate"), Mapping):  # by leaf of a top
+        values["head_rate"] = dict(values["head_rate"])
+        _with_schedules("algorithm head_rate", values["head_rate"])
     if "rescale" in values:
         rescale = values["rescale"]
         # netCDF has no bool: a result records 0 or 1.

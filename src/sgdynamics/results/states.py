@@ -14,6 +14,7 @@ from sgdynamics.problems.overlap_starts import AuxiliaryState, Start
 from sgdynamics.problems.spiked_tensor import SpikedStart
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.results.datasets import read_record
+from sgdynamics.results.variables import TOP_PREFIX
 
 Axes = dict[str, tuple[str, ...]]
 
@@ -123,6 +124,7 @@ def _read_states(
     if kind is not Start:
         return kind, values
     count = len(leading_axes)
+    values = _join_leaves(values, count)
     if "M" in values:  # one block, which results leave out
         values = {
             name: value if name == "a" else np.expand_dims(value, count)
@@ -172,7 +174,8 @@ def _state_axes(result: xr.Dataset) -> tuple[Any, Axes]:
     """
     if "r2" in result:
         return SpikedStart, {"m": (), "r2": ()}
-    if "M" not in result and "a" not in result and len(result) > 1:
+    has_fields = "M" in result or "a" in result or "top" in result.attrs
+    if not has_fields and len(result) > 1:
         recorded = str(result.attrs.get("recorded", "")).split()
         derived = ("risk", "evaluated_risk", *recorded)
         return None, {
@@ -183,12 +186,46 @@ def _state_axes(result: xr.Dataset) -> tuple[Any, Axes]:
     if "q" in result:
         return MeanFieldStart, {"M": ("unit", "signal"), "q": ("unit",), "a": ("unit",)}
     blocks, suffix = (("block",), "_block") if "M_block" in result else ((), "")
-    heads = ("context", "unit") if "context" in result["a"].dims else ("unit",)
-    return Start, {
+    axes: Axes = {
         f"M{suffix}": (*blocks, "unit", "signal"),
         f"Q{suffix}": (*blocks, "unit", "unit_other"),
-        "a": heads,
     }
+    leaves = leaf_names(result)
+    if leaves:
+        own = {name: tuple(map(str, result[name].dims)) for name in leaves if name in result}
+        lead = ("run", "time")
+        return Start, axes | {
+            name: tuple(axis for axis in own.get(name, ()) if axis not in lead) for name in leaves
+        }
+    heads = ("context", "unit") if "context" in result["a"].dims else ("unit",)
+    return Start, axes | {"a": heads}
+
+
+def leaf_names(result: xr.Dataset) -> list[str]:
+    """The names of the variables that are the leaves of a top, in order; empty for a head."""
+    return [f"{TOP_PREFIX}{name}" for name in str(result.attrs.get("top", "")).split()]
+
+
+def head_of(result: xr.Dataset, suffix: str = "") -> np.ndarray:
+    """The head (run, time, unit) of a result, or all leaves of its top in one last axis.
+
+    `suffix` is that of the variables to read, such as that of standard errors.
+    """
+    names = leaf_names(result)
+    if not names:
+        return np.asarray(result[f"a{suffix}"])
+    values = {name: np.asarray(result[f"{name}{suffix}"]) for name in names}
+    return _join_leaves(values, 2)["a"]
+
+
+def _join_leaves(values: dict[str, np.ndarray], leading_axes: int) -> dict[str, np.ndarray]:
+    """Replace the leaves of a top by "a", one vector with all their entries."""
+    leaves = [name for name in values if name.startswith(TOP_PREFIX)]
+    if not leaves:
+        return values
+    joined = {name: value for name, value in values.items() if name not in leaves}
+    vectors = [values[name].reshape(*values[name].shape[:leading_axes], -1) for name in leaves]
+    return joined | {"a": np.concatenate(vectors, axis=-1)}
 
 
 def _read_variable(point: xr.Dataset, name: str, dims: tuple[str, ...]) -> np.ndarray:

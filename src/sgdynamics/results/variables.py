@@ -122,7 +122,13 @@ TAKEN = frozenset(
         "stopped_at",
     )
 )
+TOP_PREFIX = "top."  # the name of a leaf of a top starts with this
 STANDARD_ERROR = "_standard_error"  # what the name of a variable's standard error ends with
+
+
+def leaf_variable(name: str, axes: tuple[str, ...]) -> Variable:
+    """The entry of one leaf of a top, with these axes."""
+    return Variable(f"{name}, on top of the rows", axes, f"${name}$")
 
 
 def shared_variables(first: Iterable[Any], second: Container[Any]) -> list[str]:

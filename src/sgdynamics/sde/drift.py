@@ -18,6 +18,7 @@ from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.nodes import lower_root
 from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.problems.problem import Structure
+from sgdynamics.problems.tops import head_decay
 from sgdynamics.samples import input_covariance
 
 
@@ -130,7 +131,7 @@ def drift_at_state(
     # dW/dt = -E[h x^T] - weight decay - the change of norm on the sphere
     row_drift = -pull - (decay + norms)[:, None] * path.rows
     head = (
-        -algorithm["head_rate"] * (moments.head_gradient + decay * path.head)
+        -algorithm["head_rate"] * (moments.head_gradient + head_decay(parameters) * path.head)
         if structure.trained
         else jnp.zeros_like(path.head)
     )

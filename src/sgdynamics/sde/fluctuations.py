@@ -20,6 +20,7 @@ from sgdynamics.expectations.nodes import solve_forward
 from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.expectations.sampled import parameters_with_overlaps
 from sgdynamics.problems.problem import Structure
+from sgdynamics.problems.tops import head_decay
 from sgdynamics.samples import input_covariance
 from sgdynamics.samples.inputs import clean_signals, compressed_inputs, sample_scale
 from sgdynamics.sde.drift import Drift, SdeState, signal_rows, state_overlaps
@@ -128,7 +129,7 @@ def draw_fluctuations(
         rows = rows + thermal * inside
     head = jnp.zeros_like(head_gradient)
     if structure.trained:
-        decayed = head_gradient + parameters["weight_decay"] * path.head
+        decayed = head_gradient + head_decay(parameters) * path.head
         head = -algorithm["head_rate"] * decayed - drift.head
     # h C^(1/2): the Gram matrix of the step is h C h^T for correlated tokens
     mixed = sample.tokens.correlate_inputs(parameters, h.T).reshape(structure.width, SAMPLES, -1)

@@ -79,7 +79,11 @@ def chain_step(
     parameters, hyperparameters = values
     # The same step function serves direct simulations: only the columns differ.
     stride = Stride(
-        rate, hyperparameters["head_rate"], parameters["weight_decay"], layout.structure
+        rate,
+        hyperparameters["head_rate"],
+        parameters["weight_decay"],
+        layout.structure,
+        parameters.get("head_decay"),
     )
     batch = ChainBatch(layout, parameters, dimension, *samples)
     return take_step(layout.update, hyperparameters, state, batch, stride, dimension, index)

@@ -619,6 +619,12 @@ def direct_step(
         First coordinates of the covariance blocks, and the dimension.
     """
     parameters, hyperparameters = values
-    stride = Stride(rate, hyperparameters["head_rate"], parameters["weight_decay"], structure)
+    stride = Stride(
+        rate,
+        hyperparameters["head_rate"],
+        parameters["weight_decay"],
+        structure,
+        parameters.get("head_decay"),
+    )
     batch = DirectBatch(structure, parameters, x, loss_argument, embedding, kicks, clean, edges)
     return take_step(law, hyperparameters, state, batch, stride, x.shape[1], index)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
 import numpy as np
@@ -86,7 +86,8 @@ def _describe_arguments(problem: Problem) -> dict[str, Any]:
     record: dict[str, Any] = {"kind": problem.kind}
     rerunnable = True
     for name, argument in problem._arguments.items():
-        value: Any = argument if argument is None else parameters.get(name, argument)
+        is_stated = argument is None or isinstance(argument, Mapping)
+        value: Any = argument if is_stated else parameters.get(name, argument)
         if hasattr(value, "describe") and not is_scheduled(value):
             record[name] = value.describe()
         elif is_scheduled(value):
