@@ -96,6 +96,14 @@ class Meter:
             how = f"{self._pace:.2g} s per {cost.unit}, {self.total:g} {cost.unit}s{cost.of}"
             warn_if_long(self, self._pace * (self.total - self.done), how, cost.bound)
 
+    def add_units(self, count: int) -> None:
+        """Extend the work by units that turned out to be necessary."""
+        self.total += count
+        if self._total is not None:
+            self._total = self.total
+        elif self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=self.total)
+
     def reach(self, share: float) -> None:
         """Show that this share of the present unit is done."""
         self.advance(max(self.finished + share - self.done, 0.0))

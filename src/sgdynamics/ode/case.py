@@ -153,6 +153,8 @@ class IntegrationResult(NamedTuple):
         Times at which the stopping criterion was met, NaN elsewhere.
     diverged : array of bool, (replicate, run)
         Whether the solution diverged.
+    displaced : dict or None
+        States displaced by the estimated error of the integrator. None where it is not estimated.
     """
 
     states: dict[str, np.ndarray]
@@ -160,6 +162,7 @@ class IntegrationResult(NamedTuple):
     ran_out: np.ndarray
     exits: np.ndarray
     diverged: np.ndarray
+    displaced: dict[str, np.ndarray] | None = None
 
 
 def from_units(shared: Parameters, state: StateType) -> StateType:

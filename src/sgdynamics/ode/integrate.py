@@ -359,8 +359,8 @@ def _show_progress(
         return
     meter.reach(fraction_done(np.asarray(loops.t), end))
     steps_left = _estimate_steps_left(loops, end, steps_taken)
-    # The first stage of a step is the last of the step before: STAGES - 1 evaluations per step.
-    evaluations = STAGES - 1
+    # The first stage of a step is the last of the step before; one evaluation is for its error.
+    evaluations = STAGES
     total_steps = steps_taken + steps_left
     reason = (
         f"{per_step / evaluations:.2g} s per evaluation of the drift, "
@@ -390,11 +390,12 @@ def _explicit_result(case: Case, loops: Loop) -> ExplicitResult:
     form, end = form_of(case.states, 1), case.times[-1]
     no_exit = np.zeros(loops.t.shape, dtype=bool)
     saved = symmetrise(case.field, unflatten(form, loops.saved))
+    errors = symmetrise(case.field, unflatten(form, np.asarray(loops.saved_error)))
     if (loops.t >= end).all():
-        return ExplicitResult(saved, {}, loops.t, no_exit, no_exit)
+        return ExplicitResult(saved, {}, loops.t, no_exit, no_exit, errors)
     exhausted = (loops.t < end) & ~np.asarray(loops.has_diverged)
     last = unflatten(form, np.asarray(loops.y))
-    return ExplicitResult(saved, last, loops.t, no_exit, exhausted)
+    return ExplicitResult(saved, last, loops.t, no_exit, exhausted, errors)
 
 
 def _result_at_start(case: Case) -> IntegrationResult:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sgdynamics.base.progress import current_meter
 from sgdynamics.dynamics.requests import (
     Arrays,
     Solution,
@@ -108,7 +109,10 @@ def _integrate(
     return [
         outcome
         if isinstance(outcome, ValueError)
-        else outcome._replace(states=unpack(outcome.states))
+        else outcome._replace(
+            states=unpack(outcome.states),
+            displaced=None if outcome.displaced is None else unpack(outcome.displaced),
+        )
         for outcome in outcomes
     ]
 
@@ -156,20 +160,33 @@ def _finish(accurate: list[tuple[_Trajectory, Risks]], batch_size: int) -> list[
 
 
 def _integrator_error(accurate: list[tuple[_Trajectory, Risks]], batch_size: int) -> float:
-    """Largest relative change of the risk when the tolerance is ten times looser."""
+    """Largest relative change of the risk that the errors of the integrator cause.
+
+    The explicit method estimates the error of its states. Where LSODA continued it, the change is
+    that of a second solution, whose tolerance is ten times looser.
+    """
     positions = np.linspace(0, len(accurate) - 1, MEASURED_TRAJECTORIES).round().astype(int)
     measured = [accurate[position] for position in sorted(set(positions.tolist()))]
-    requests = []
-    for trajectory, _ in measured:
-        request = trajectory.request
-        requests.append(replace(request, case=_loosen(request.shared_case)))
-    outcomes = _integrate(requests, batch_size)
-    states = [average_replicates(raise_if_error(outcome).states) for outcome in outcomes]
-    loose_risks = requests[0].dynamics.batch_risks(requests, states, batch_size)
+    requests = [trajectory.request for trajectory, _ in measured]
+    displaced = [trajectory.solved.displaced for trajectory, _ in measured]
+    states = [average_replicates(values) for values in displaced if values is not None]
+    if len(states) < len(measured):
+        states = _loose_states(requests, batch_size)
+    other_risks = requests[0].dynamics.batch_risks(requests, states, batch_size)
     return max(
-        largest_share(loose.risk - risks.risk, risks.risk)
-        for loose, (_, risks) in zip(loose_risks, measured, strict=True)
+        largest_share(other.risk - risks.risk, risks.risk)
+        for other, (_, risks) in zip(other_risks, measured, strict=True)
     )
+
+
+def _loose_states(requests: list[SolveRequest], batch_size: int) -> list[Arrays]:
+    """States of the same requests at a tolerance that is ten times looser."""
+    meter = current_meter()
+    if meter is not None:
+        meter.add_units(1)
+    loose = [replace(request, case=_loosen(request.shared_case)) for request in requests]
+    outcomes = _integrate(loose, batch_size)
+    return [average_replicates(raise_if_error(outcome).states) for outcome in outcomes]
 
 
 def _loosen(case: Case) -> Case:
@@ -278,7 +295,7 @@ def _undetermined_warning(error: float) -> str:
 def _unreliable_warning(error: float) -> str:
     """Warning about a solution that depends on the tolerance of the integrator."""
     return (
-        f"error_integrator = {error:.2g}: the risk changes by this share when the tolerance is ten "
-        "times looser, so the solution is not reliable. Reduce rtol and atol, or end at an "
+        f"error_integrator = {error:.2g}: the errors of the integrator change the risk by about "
+        "this share, so the solution is not reliable. Reduce rtol and atol, or end at an "
         "earlier time"
     )

@@ -86,8 +86,9 @@ def solve_ode(
     xarray.Dataset
         ``M``, ``Q``, ``a``, ``risk`` and, where it is defined, ``excess_risk`` over (run, time,
         ...), with the coordinates ``t``, ``alpha`` and ``step``. Attributes: ``error_integrator``,
-        the largest relative change of the risk when the tolerance is ten times looser (for a
-        mixture at snr = infinity, the largest absolute change of M and a); ``error_quadrature``,
+        the largest relative change of the risk due to the estimated errors of the integrator, or at
+        late times when the tolerance is ten times looser (for a mixture at snr = infinity, the
+        largest absolute change of M and a); ``error_quadrature``,
         the estimated error of the expectations: of pairs and grids relative to their own scale, of
         sampling on the overlaps and the risk relative to their largest values in the run (for ``M``
         at least sqrt(Q P)); ``error_quadrature_risk``, where anything is sampled, relative to the
@@ -147,8 +148,8 @@ def solve_ode(
         progress=progress,
     )
     merged = call.dynamics.merge_bins(call.initial_state)
-    # one solution for the result, the others for its errors
-    with shared_meter("solve_ode", 2 if merged is None else 3, call.progress):
+    # one solution for the result, and one for the error of bins
+    with shared_meter("solve_ode", 1 if merged is None else 2, call.progress):
         solution = raise_if_error(solve([request])[0])
         if merged is not None:
             dynamics, merged_start = merged
