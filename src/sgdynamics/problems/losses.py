@@ -305,6 +305,10 @@ class GatedLoss(Loss):
     def outer(self) -> OuterLoss:
         return self.inner.outer
 
+    def label(self, signals: Float[Numeric, "K ..."], parameters: Parameters) -> Float[Numeric, ""]:
+        """Return the label y without noise, which dropout of the student's units leaves as it is."""
+        return self.inner.label(signals, parameters)
+
     def user_functions(self) -> UserFunctions:
         return self.inner.user_functions()
 

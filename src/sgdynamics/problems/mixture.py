@@ -11,6 +11,7 @@ import numpy as np
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import Function
 from sgdynamics.problems.activations import NAMED, ActivationLike, student_activation
+from sgdynamics.problems.likelihoods import ClusterLaw, Likelihood
 from sgdynamics.problems.losses import ClusterLoss
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.problem_pytree import ParameterAttribute, records_arguments
@@ -124,6 +125,13 @@ class GaussianMixture(Problem):
         if math.isinf(self.snr) and self.activation == NAMED["relu"]:
             return ("fields", "mixture", "snr = inf")
         return ("fields", "mixture")
+
+    @property
+    def likelihood(self) -> Likelihood | None:
+        if self.mixture != "binary" or math.isinf(self.snr):
+            return None  # the clusters of an XOR are hidden: labels do not fix the mean
+        weights, coefficients, labels = zip(*CLUSTERS[self.mixture], strict=True)
+        return Likelihood(ClusterLaw(weights, coefficients, labels), self.parameters, self.signals)
 
     @cached_property
     def _derived_parameters(self) -> dict[str, Any]:

@@ -39,6 +39,7 @@ from sgdynamics.problems import sample_functions
 from sgdynamics.problems.activations import validate_kinks
 from sgdynamics.problems.constraints import CONSTRAINTS
 from sgdynamics.problems.gram import gram_per_block, gram_root
+from sgdynamics.problems.likelihoods import Likelihood, StatedLikelihood
 from sgdynamics.problems.loss_dependence import find_dependence
 from sgdynamics.problems.losses import Loss, label_noise
 from sgdynamics.problems.problem_pytree import (
@@ -152,6 +153,10 @@ class Problem:
         sample, with clusters also its "cluster" and "label".
     expectation : sgd.Expectation, optional
         A user-defined expectation, in place of the one that the library chooses for the theory.
+    likelihood : optional
+        Law of the label given the signals, ``sgd.labels.outcomes(...)`` or
+        ``sgd.labels.additive(...)``. It does not enter the dynamics: ``sgd.bayes_optimal`` and the
+        other questions about the best possible learning read it.
 
     Raises
     ------
@@ -196,6 +201,8 @@ class Problem:
     _is_rebuilt = False
     # Whether the problem is complete. Setting an attribute then raises AttributeError.
     _is_frozen = False
+    # The law of the labels as the user stated it.
+    _stated_likelihood: StatedLikelihood | None = None
     # The spectrum as the user stated it; JAX may have replaced its eigenvalues since.
     _stated_spectrum: Spectrum | None = None
 
@@ -220,6 +227,7 @@ class Problem:
         means: ArrayArgument | Function | None = None,
         draws: dict[str, Any] | None = None,
         expectation: Any = None,
+        likelihood: StatedLikelihood | None = None,
     ) -> None:
         if not callable(loss):
             raise checks.reject(
@@ -227,6 +235,10 @@ class Problem:
             )
         self.user_loss = loss
         self.kinks = validate_kinks(kinks)
+        if likelihood is not None and not isinstance(likelihood, StatedLikelihood):
+            fix = "give sgd.labels.outcomes(...) or sgd.labels.additive(...)"
+            raise checks.reject("likelihood", likelihood, fix)
+        self._stated_likelihood = likelihood
         available = ("overlaps",) if parameters is None else ("user", "overlaps")
         extra = extra_arguments(loss, "user", available)
         if expectation is not None and not all(
@@ -251,6 +263,8 @@ class Problem:
             user=None if parameters is None else validate_parameters(parameters),
             **{name: self._arguments[name] for name in SAMPLE_ARGUMENTS},
         )
+        if likelihood is not None:
+            likelihood.validate(self.signals, self.parameters)
         validate_function(
             "loss",
             loss,
@@ -451,6 +465,13 @@ class Problem:
         return self.structure.has_excess and self.finite_noise_moments <= 2
 
     @property
+    def likelihood(self) -> Likelihood | None:
+        """The law of the labels given the signals, if the problem states it."""
+        if self._stated_likelihood is None:
+            return None
+        return self._stated_likelihood.bind(self.signals, self.parameters)
+
+    @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of this problem in the table of supported combinations."""
         sample = self.structure.sample
@@ -485,6 +506,11 @@ class Problem:
             **({} if self.structure.top is None else {"top": self.structure.top.describe()}),
             **describe_network(self, "gram"),
             **describe_sample(self),
+            **(
+                {}
+                if self._stated_likelihood is None
+                else {"likelihood": self._stated_likelihood.describe()}
+            ),
             "rerunnable": False,
         }
 

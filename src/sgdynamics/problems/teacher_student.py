@@ -22,6 +22,7 @@ from sgdynamics.base.resources import check_memory
 from sgdynamics.base.user_functions import function_identity, validate_function
 from sgdynamics.problems.activations import ActivationLike, student_activation
 from sgdynamics.problems.activations import activation as find_activation
+from sgdynamics.problems.likelihoods import AdditiveLaw, Likelihood, planes_from
 from sgdynamics.problems.losses import (
     LOSSES,
     MOST_CUTS,
@@ -78,6 +79,20 @@ class _Network(Problem):
         self.structure = replace(
             self.structure, sample=replace(self.structure.sample, noise_law=law.law)
         )
+
+    @property
+    def likelihood(self) -> Likelihood | None:
+        if "input_noise" in self._parameters:
+            return None
+        law = noise_law(self._arguments["noise"])
+        name = None if law is None else law.law
+        additive = AdditiveLaw(self.structure.loss.label, self._label_kinks, name)
+        return Likelihood(additive, self.parameters, self.signals)
+
+    @property
+    def _label_kinks(self) -> tuple[Plane, ...]:
+        """Planes along which the label without noise has a kink or jumps."""
+        raise NotImplementedError
 
     @property
     def finite_noise_moments(self) -> float:
@@ -212,6 +227,10 @@ class TeacherStudent(_Network):
         self._parameters["teacher_head"] = teacher_head
         self._set_regularisation(sample_loss, keep, gain, input_noise)
         self._set_network(sample_loss, noise)
+
+    @property
+    def _label_kinks(self) -> tuple[Plane, ...]:
+        return planes_from(self.teacher_activation.kinks, self.teacher_width)
 
     def _set_regularisation(
         self, loss: CommitteeLoss, keep: object, gain: object, input_noise: object
@@ -390,6 +409,10 @@ class MultiIndex(_Network):
         )
         self._set_network(sample_loss, noise)
 
+    @property
+    def _label_kinks(self) -> tuple[Plane, ...]:
+        return self.kinks
+
     def describe(self) -> dict[str, Any]:
         return {
             "kind": self.kind,
@@ -413,24 +436,7 @@ def _planes(value: object, directions: int) -> tuple[Plane, ...]:
     )
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise checks.reject("kinks", value, fix)
-    distinct: dict[Plane, None] = {}
-    for kink in value:
-        if isinstance(kink, (int, float, np.number)):
-            level = checks.number("kinks", kink)
-            normals = np.eye(directions).tolist()
-            distinct |= {(tuple(normal), level): None for normal in normals}
-            continue
-        try:
-            normal, level = kink
-            normal = checks.array("kinks normal", normal, (directions,), "one number per direction")
-        except (TypeError, ValueError):
-            raise checks.reject("kinks", value, fix) from None
-        length = float(np.linalg.norm(normal))
-        if length == 0.0:
-            raise checks.reject("kinks", value, f"a normal of length 0 defines no plane: {fix}")
-        level = checks.number("kinks level", level) / length
-        distinct[tuple((normal / length).tolist()), level] = None
-    planes = tuple(distinct)
+    planes = planes_from(tuple(value), directions)
     spanned = _spanned_dimensions(planes)
     if planes and directions in MOST_CUTS and not cuts_possible(directions, len(planes), spanned):
         raise checks.reject(

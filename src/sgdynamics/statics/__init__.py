@@ -1,0 +1,1 @@
+"""Learning without dynamics: Bayes-optimal errors, minimisers of the empirical risk, thresholds."""
