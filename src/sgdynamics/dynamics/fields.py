@@ -11,6 +11,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
@@ -184,6 +185,16 @@ class FieldDynamics(SolverDynamics[Start]):
         points = integration_points(algorithm, clock)
         case = Case(field, replicates, shared, states, points, {}, alone="points" in replicates)
         case = replace(case, tolerance=self._tolerance(case, rtol, atol))
+        coarse = expectation_of(self.structure).coarser(quadrature, flow)
+        if coarse is not None:
+            count = len(jax.tree.leaves(replicates)[0])
+            coarse_nodes = expectation_of(self.structure).nodes(coarse, flow)
+            nodes = {
+                name: np.broadcast_to(value, (count, *value.shape[1:]))
+                for name, value in coarse_nodes.items()
+            }
+            coarse_field = replace(field, quadrature=coarse)
+            case = replace(case, approximation=(coarse_field, {**replicates, "nodes": nodes}))
         return SolveRequest(self, initial_state, clock, dimension, rtol, atol, case, quadrature)
 
     def _units(self, overlaps: tuple[str, ...], others: tuple[str, ...]) -> dict[str, Any]:

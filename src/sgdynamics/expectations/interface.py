@@ -46,6 +46,8 @@ class Quadrature:
     mixture: MixtureQuadrature | None = None  # for Gaussian mixtures only
     per_deviation: int = 4  # points of a trapezoidal grid per standard deviation of a field
     label_terms: int = 0  # terms of the series among teachers, where they need more than `terms`
+    # Whether the gradient noise is evaluated. An approximation of the drift may leave it out.
+    noise: bool = True
 
 
 class Overlaps(NamedTuple):
@@ -266,6 +268,28 @@ class Expectation(ABC):
         -------
         Quadrature or None
             Finer resolution, or None if there is none.
+        """
+        return None
+
+    def coarser(self, quadrature: Quadrature, flow: bool) -> Quadrature | None:
+        """Choose a resolution that costs a small part, for a first approximation of the moments.
+
+        The difference of the two is then evaluated at a few times of a run only. It must be small
+        and smooth in the overlaps, but the result does not depend on it.
+
+        Parameters
+        ----------
+        quadrature : Quadrature
+            Resolution of the solution.
+        flow : bool
+            Whether the noise is omitted.
+
+        Returns
+        -------
+        Quadrature or None
+            Coarser resolution, or None if the moments are evaluated at all times (default).
+            ``replace(quadrature, noise=False)`` asks ``moments`` to leave out the noise, that is,
+            to return zeros.
         """
         return None
 

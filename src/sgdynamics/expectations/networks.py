@@ -31,6 +31,8 @@ from sgdynamics.problems.losses import squared
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
 
+# Width from which the noise is evaluated at few times (`ode.deferred`).
+LEAST_WIDE = 8
 IDENTITY = (0.0, 1.0)  # coefficients of s(x) = x
 
 # K = E[s s], A = E[s'' s], B = E[s' s'] of the students
@@ -106,8 +108,15 @@ class Networks(SolverExpectation):
         """Only the noise is sampled, where it has no closed form."""
         return not flow and self.closed_noise is None and not self.has_linear_students
 
+    def coarser(self, quadrature: Quadrature, flow: bool) -> Quadrature | None:
+        """Without the noise, whose cost grows faster with the width than that of pairs."""
+        is_small = self.structure.width < LEAST_WIDE
+        if flow or is_small or self.has_linear_students or not quadrature.noise:
+            return None
+        return replace(quadrature, noise=False)
+
     def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
-        if self.sampled(flow):
+        if self.sampled(flow or not quadrature.noise):
             return {"points": field_points(self.structure, quadrature, log2_factor=0)}
         return super().nodes(quadrature, flow)
 
@@ -152,8 +161,10 @@ class Networks(SolverExpectation):
         slope, values, risk = self.loss_moments(at, c, own)
         # h_i = -(a_i/p) s'_i (E0 + noise), and the noise is independent of the fields
         stein = -lead[:, None] * slope
-        if flow:
-            return Moments(stein, jnp.zeros((p, p), omega.dtype), None, -values / p, risk)
+        if flow or not at.quadrature.noise:
+            zeros = jnp.zeros((p, p), omega.dtype)
+            norms = jnp.zeros((len(at.overlaps.blocks), p, p), omega.dtype) if finite else None
+            return Moments(stein, zeros, norms, -values / p, risk)
         if self.closed_noise is not None or self.has_linear_students:
             noise, slopes = self._exact_noise(at, c, own, finite)
         else:

@@ -194,6 +194,9 @@ class UserExpectation(SolverExpectation):
     def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
         return self.own.finer(quadrature, largest)
 
+    def coarser(self, quadrature: Quadrature, flow: bool) -> Quadrature | None:
+        return self.own.coarser(quadrature, flow)
+
     def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
         return self.own.nodes(quadrature, flow)
 

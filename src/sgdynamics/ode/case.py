@@ -98,6 +98,8 @@ class Case:
         Levels below which the criterion stops each run.
     alone : bool
         Whether the replicates belong to this case only, so that it cannot share a program.
+    approximation : tuple of Field and pytree, or None
+        A field close to `field` that costs much less, and its replicates (`ode.deferred`).
     """
 
     field: Field
@@ -109,6 +111,7 @@ class Case:
     watch: Watch | None = None
     levels: np.ndarray | None = None
     alone: bool = False
+    approximation: tuple[Field, PyTree] | None = None
 
     @property
     def runs(self) -> int:
@@ -135,7 +138,9 @@ class Case:
         """Identity of the program: cases with the same key can be lanes of one call."""
         leaves, tree = jax.tree.flatten(self.exit_inputs)
         shapes = tuple(np.shape(leaf) for leaf in leaves)
-        return (id(self) if self.alone else 0), self.field, self.watch, tree, shapes
+        approximation = None if self.approximation is None else self.approximation[0]
+        alone = id(self) if self.alone else 0
+        return alone, self.field, approximation, self.watch, tree, shapes
 
 
 class IntegrationResult(NamedTuple):

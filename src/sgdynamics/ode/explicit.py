@@ -148,6 +148,7 @@ def advance(
     atol: float | Float[Array, ""],
     inside: Callable[[Scalar, State], Bool[Numeric, ""]],
     max_steps: int | IntScalar,
+    first_step: Scalar | float = FIRST_STEP,
 ) -> Loop:
     """Advance one trajectory by Dormand-Prince 8(7), up to `max_steps` steps in total.
 
@@ -189,7 +190,7 @@ def advance(
             jnp.where(is_accepted, LONGEST, SAFETY),
         )
         t = jnp.minimum(jnp.where(is_accepted, loop.until, loop.t), end)
-        until = t + jnp.where(is_first, FIRST_STEP, h * factor)
+        until = t + jnp.where(is_first, first_step, h * factor)
         # The last step ends exactly at the end. A rejected one that would reach it is halved
         # instead, or it would be repeated for ever.
         last_until = jnp.where(is_accepted, end, t + 0.5 * (end - t))
@@ -246,10 +247,20 @@ def explicit(
     It ends where it is no longer `inside`.
     """
     form, y = form_of(state), flatten(state)
-    start, saved = jnp.zeros_like(times[-1]), jnp.full((len(times), len(y)), jnp.inf, y.dtype)
-    first = Loop(
-        t=start,
-        until=start,
+    first = start_loop(y, jnp.zeros_like(times[-1]), len(times))
+    loop = advance(field, form, first, times, rtol, atol, inside, max_steps)
+    exhausted = (loop.t < times[-1]) & ~loop.has_diverged
+    states = unflatten(form, loop.saved), unflatten(form, loop.y)
+    errors = unflatten(form, loop.saved_error)
+    return TrajectoryEnd(*states, loop.t, loop.has_diverged, exhausted, errors)
+
+
+def start_loop(y: Float[Array, " n"], t: Float[Array, ""], save_points: int) -> Loop:
+    """Return the initial loop state of one trajectory that starts at time t."""
+    saved = jnp.full((save_points, len(y)), jnp.inf, y.dtype)
+    return Loop(
+        t=t,
+        until=t,
         y=y,
         rate=jnp.zeros_like(y),
         steps=jnp.asarray(-1),
@@ -259,11 +270,6 @@ def explicit(
         error=jnp.zeros_like(y),
         saved_error=jnp.zeros_like(saved),
     )
-    loop = advance(field, form, first, times, rtol, atol, inside, max_steps)
-    exhausted = (loop.t < times[-1]) & ~loop.has_diverged
-    states = unflatten(form, loop.saved), unflatten(form, loop.y)
-    errors = unflatten(form, loop.saved_error)
-    return TrajectoryEnd(*states, loop.t, loop.has_diverged, exhausted, errors)
 
 
 def flatten(state: State) -> Float[Array, " n"]:

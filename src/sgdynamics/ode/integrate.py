@@ -36,6 +36,7 @@ from sgdynamics.ode.case import (
     symmetrise,
     total_size,
 )
+from sgdynamics.ode.deferred import integrate_deferred, is_enabled
 from sgdynamics.ode.dormand_prince import STAGES
 from sgdynamics.ode.explicit import LONGEST, Form, Loop, advance, form_of, unflatten
 from sgdynamics.ode.late_times import ExplicitResult, finish_case, fraction_done
@@ -256,14 +257,28 @@ def run_cases(cases: list[Case], size: int = 1) -> list[IntegrationResult | Valu
     if cases[0].times[-1] == 0.0:
         results: list[Any] = [_result_at_start(case) for case in cases]
     else:
-        is_exit = cases[0].watch is not None
-        explicit_results = _explicit_exits(cases, size) if is_exit else _explicit(cases, size)
+        explicit_results = _explicit_results(cases, size)
         pairs = zip(cases, explicit_results, strict=True)
         results = [finish_case(case, explicit) for case, explicit in pairs]
     meter = current_meter()
     if meter is not None:
         meter.finish_unit()
     return results
+
+
+def _explicit_results(cases: list[Case], size: int) -> list[ExplicitResult]:
+    """Integrate cases with the same key by the method that suits their field."""
+    first = cases[0]
+    if first.watch is not None:
+        return _explicit_exits(cases, size)
+    if first.approximation is None or not is_enabled():
+        return _explicit(cases, size)
+    deferred = [integrate_deferred(case) for case in cases]
+    # A correction that does not become smooth on short windows is not deferred.
+    return [
+        _explicit([case], 1)[0] if result is None else result
+        for case, result in zip(cases, deferred, strict=True)
+    ]
 
 
 def _explicit(cases: list[Case], size: int) -> list[ExplicitResult]:
