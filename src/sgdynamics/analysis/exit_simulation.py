@@ -1,23 +1,34 @@
-"""Exit times of simulated runs and of SDE paths: first passages, checked after each step."""
+"""Exit times of simulated runs and of SDE paths: first passages, checked after each step.
+
+A risk that costs more than a step is not evaluated after each step, but only where a lower bound
+(`dynamics.risk_floor`) does not exclude that the run leaves: the exit is the same step.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool
 
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.analysis.exit_requests import SHORTER_TIME, ExitRequest
-from sgdynamics.base.arrays import IntScalar, PyTree
+from sgdynamics.base.arrays import IntScalar, Numeric, PyTree, Scalar
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.resources import check_steps
+from sgdynamics.dynamics.risk_floor import Anchor, RiskFloor
 from sgdynamics.ode.case import Watch, raise_if_error
 from sgdynamics.ode.integrate import run_cases
 from sgdynamics.results.clock import plan_steps, time_of_steps
 from sgdynamics.simulation.running import Observation, first_passage
 
+# Operations of an evaluation of the risk above which it is evaluated only where it is needed.
+EXPENSIVE = 2e4
 SDE_STEPS = 400  # least number of steps of the SDE up to the exit
 
 
@@ -45,6 +56,105 @@ class PassageObserver:
         return {"left": left, "value": value, "level": level}
 
 
+class Examination(NamedTuple):
+    """Arguments of an evaluation of the risk of one run."""
+
+    is_needed: Bool[Numeric, ""]
+    state: dict[str, Numeric]
+    level: Scalar
+    anchor: Anchor
+
+
+@dataclass(frozen=True)
+class BoundedObserver:
+    """Records the first step after which the excess risk is below its level, with few evaluations.
+
+    The risk is evaluated where the bound of `floor` from the last evaluated state of the run does
+    not show that it is above the level. It is then compared itself, so that the recorded step is
+    that of `PassageObserver`, also for risks that fall below the level and rise again.
+    """
+
+    floor: RiskFloor
+
+    def records(self, passage: dict[str, np.ndarray]) -> dict[str, Any]:
+        """The records of the runs before the first step, which have no anchor yet."""
+        anchor = jax.tree.map(
+            lambda leaf: np.broadcast_to(leaf, (len(passage["left"]), *np.shape(leaf))),
+            self.floor.no_anchor(),
+        )
+        evaluations = np.zeros(len(passage["left"]), dtype=np.int64)
+        return {**passage, "anchor": anchor, "evaluations": evaluations}
+
+    def __call__(
+        self, parameters: PyTree, passage: dict[str, Any], step: IntScalar, state: dict[str, Any]
+    ) -> dict[str, Any]:
+        floor, level, anchor = self.floor, passage["level"], Anchor(*passage["anchor"])
+        state = {name: state[name] for name in ("M", "Q", "a")}
+        size = sum(jnp.sum(jnp.abs(leaf)) for leaf in state.values())
+        # The risk of a run that has diverged is not below the level, and would be evaluated for
+        # ever.
+        is_needed = (
+            (passage["left"] < 0)
+            & (size < jnp.inf)
+            & ~floor.is_above(anchor, parameters, state, level)
+        )
+        examination = Examination(is_needed, state, level, anchor)
+        value, anchor = _examine_if_needed(floor)(parameters, examination)
+        leaves_now = is_needed & (value < level)
+        return {
+            "left": jnp.where(leaves_now, jnp.asarray(step, jnp.float64), passage["left"]),
+            "value": value,
+            "level": level,
+            "anchor": anchor,
+            "evaluations": passage["evaluations"] + is_needed,
+        }
+
+
+def _examine_if_needed(
+    floor: RiskFloor,
+) -> Callable[[PyTree, Examination], tuple[Scalar, Anchor]]:
+    """The risk and the new anchor of a run where they are needed; infinity and the old elsewhere.
+
+    A condition on one run among many would be computed on both sides by `jax.vmap`.
+    """
+
+    def examine(shared: PyTree, run: Examination) -> tuple[Scalar, Anchor]:
+        return jax.lax.cond(
+            run.is_needed,
+            lambda: floor.evaluate(shared, run.state, run.level),
+            lambda: (jnp.asarray(jnp.inf), run.anchor),
+        )
+
+    batched = jax.custom_batching.custom_vmap(examine)
+
+    @batched.def_vmap
+    def examine_batch(
+        size: int, in_batched: list[Any], shared: PyTree, runs: Examination
+    ) -> tuple[tuple[Numeric, Anchor], tuple[bool, Any]]:
+        """Evaluate no run if none needs it; on a CPU only those that do."""
+        shared_is_batched, runs_are_batched = in_batched
+        assert not any(jax.tree.leaves(shared_is_batched))
+        runs = jax.tree.map(
+            lambda leaf, is_batched: (
+                leaf if is_batched else jnp.broadcast_to(leaf, (size, *jnp.shape(leaf)))
+            ),
+            runs,
+            runs_are_batched,
+        )
+
+        def examine_all() -> tuple[Numeric, Anchor]:
+            if jax.default_backend() == "cpu":
+                return jax.lax.map(partial(examine, shared), runs)
+            # One run after the other would leave a GPU idle.
+            return jax.vmap(partial(examine, shared))(runs)
+
+        values = jnp.full(size, jnp.inf)
+        results = jax.lax.cond(jnp.any(runs.is_needed), examine_all, lambda: (values, runs.anchor))
+        return results, jax.tree.map(lambda _: True, results)
+
+    return batched
+
+
 def simulate_exits(request: ExitRequest) -> tuple[np.ndarray, np.ndarray]:
     """Exit times in t (NaN for runs that have not left), and which runs diverged."""
     call, dynamics, end = request.call, request.dynamics, request.max_time
@@ -61,10 +171,15 @@ def simulate_exits(request: ExitRequest) -> tuple[np.ndarray, np.ndarray]:
         last_step = _steps_on_data(algorithm, end)
     else:
         last_step = int(np.ceil(end / step_length - 1e-9))
-    observer = PassageObserver(request.watch, interpolate=is_sde)
+    observer: Any = PassageObserver(request.watch, interpolate=is_sde)
+    records: Any = request.passage
+    floor = None if is_sde else dynamics.exit_floor(request.watch)
+    if floor is not None and _is_expensive(request):
+        observer = BoundedObserver(floor)
+        records = observer.records(request.passage)
     left, diverged = first_passage(
         simulator,
-        Observation(request.passage, observer, request.watch_parameters),
+        Observation(records, observer, request.watch_parameters),
         last_step,
         call.seed,
         f"exit times, {request.method}, {dynamics.dimension_symbol} = {d}",
@@ -74,6 +189,18 @@ def simulate_exits(request: ExitRequest) -> tuple[np.ndarray, np.ndarray]:
         return left * step_length, diverged
     steps = np.nan_to_num(left).astype(np.int64)
     return np.where(np.isnan(left), np.nan, time_of_steps(algorithm, steps, 1)), diverged
+
+
+def _is_expensive(request: ExitRequest) -> bool:
+    """Whether an evaluation of the watch costs more than a step with its bound.
+
+    Lowered, not compiled: the count of operations takes a fraction of a second.
+    """
+    states = request.dynamics.state_arrays(request.call.initial_state)
+    state = {name: value[0] for name, value in states.items()}
+    value = jax.jit(request.watch.value).lower(request.watch_parameters, state)
+    operations = (value.cost_analysis() or {}).get("flops", 0.0)
+    return operations > EXPENSIVE
 
 
 def _sde_paths(request: ExitRequest) -> tuple[Any, float]:

@@ -109,6 +109,11 @@ def exit_time(
     -----
     For a loss that is not squared, the risk replaces the excess risk.
 
+    Runs are tested after each step. For networks under a squared loss the risk itself is evaluated
+    only where a lower bound around the last evaluated state does not exclude the exit, which gives
+    the same step: the density of the fields changes by a bounded factor (see
+    ``sgdynamics.dynamics.risk_floor``).
+
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=2)

@@ -23,6 +23,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import Parameters
 from sgdynamics.base.controls import is_scheduled
 from sgdynamics.dynamics.requests import Arrays, SolveRequest
+from sgdynamics.dynamics.risk_floor import RiskFloor
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import Risks
 from sgdynamics.ode.case import ATOL, MARGIN, RTOL, Case, Field, Watch
@@ -196,6 +197,10 @@ class FiniteRuns(ABC, Generic[S]):
         self, criterion: Criterion, initial_state: S, dimension: int | None
     ) -> tuple[Watch, Parameters]:
         """The function of the state that `exit_time` observes, and its parameters."""
+
+    def exit_floor(self, watch: Watch) -> RiskFloor | None:
+        """Lower bounds of the watched function of runs, where they are known."""
+        return None
 
 
 class SolverDynamics(

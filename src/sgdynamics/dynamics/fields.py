@@ -23,6 +23,7 @@ from sgdynamics.base.arrays import Numeric, Parameters, State
 from sgdynamics.base.controls import check_schedules, rescale_schedules, values_at
 from sgdynamics.dynamics.adapter import Criterion, SolverDynamics
 from sgdynamics.dynamics.requests import Arrays, SolveRequest
+from sgdynamics.dynamics.risk_floor import RiskFloor, has_floor
 from sgdynamics.expectations.accuracy import population_accuracy
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
@@ -387,6 +388,12 @@ class FieldDynamics(SolverDynamics[Start]):
         first_replicate = {name: value[0] for name, value in nodes.items()}
         watch = FieldWatch(self.structure, quadrature, criterion)
         return watch, {"problem": self.parameters, "watch": first_replicate}
+
+    def exit_floor(self, watch: Watch) -> RiskFloor | None:
+        assert isinstance(watch, FieldWatch)
+        if watch.criterion != "risk" or not has_floor(self.structure):
+            return None
+        return RiskFloor(self.structure, watch.quadrature, watch)
 
     # results
 

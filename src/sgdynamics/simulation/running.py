@@ -580,7 +580,7 @@ def _find_passages(
 ) -> None:
     """Fill in the first passages of one group of runs."""
     state, keys = simulator.initial(chosen), run_keys(seed, chosen)
-    records: Any = {name: value[chosen] for name, value in observation.records.items()}
+    records: Any = jax.tree.map(lambda leaf: leaf[chosen], observation.records)
     now, piece = 0, simulator.grain
     alive = np.ones(len(chosen), dtype=bool)
     while now < last and alive.any():
