@@ -106,6 +106,8 @@ if TYPE_CHECKING:
     from sgdynamics.solvers.phases import phases as phases
     from sgdynamics.solvers.sde import solve_sde as solve_sde
     from sgdynamics.solvers.simulate import simulate as simulate
+    from sgdynamics.statics.erm import erm as erm
+    from sgdynamics.statics.erm import max_margin as max_margin
     from sgdynamics.sweeps.power_law_fit import PowerLawFit as PowerLawFit
     from sgdynamics.sweeps.power_law_fit import fit_exponent as fit_exponent
     from sgdynamics.sweeps.sweeping import sweep as sweep
@@ -156,6 +158,7 @@ _PACKAGE_OF = {
     "early_stopping": "sgdynamics.analysis.early_stopping",
     "effective_dynamics": "sgdynamics.analysis.effective.dynamics",
     "effective_scaling": "sgdynamics.analysis.effective.scaling",
+    "erm": "sgdynamics.statics.erm",
     "exit_time": "sgdynamics.analysis.exit_times",
     "exit_time_of": "sgdynamics.analysis.exit_results",
     "expect": "sgdynamics.analysis.expect",
@@ -174,6 +177,7 @@ _PACKAGE_OF = {
     "labels": "sgdynamics.problems",
     "leap_complexity": "sgdynamics.analysis.leap_complexity",
     "load": "sgdynamics.results.storage",
+    "max_margin": "sgdynamics.statics.erm",
     "models": "sgdynamics.analysis",
     "monitor": "sgdynamics.scaling.forecast",
     "on_train": "sgdynamics.results.observables",

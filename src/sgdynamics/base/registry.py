@@ -15,7 +15,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 # The modules that hold the entries of the library, each as the list ENTRIES.
-ENTRY_MODULES = ("sgdynamics.solvers.registry", "sgdynamics.analysis.registry")
+ENTRY_MODULES = (
+    "sgdynamics.solvers.registry",
+    "sgdynamics.analysis.registry",
+    "sgdynamics.statics.registry",
+)
 
 CLOCKS = ("times", "alpha", "steps")
 RUN_KEYS = ("dimension", "runs", "seed")

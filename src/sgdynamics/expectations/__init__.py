@@ -15,7 +15,10 @@ class              losses and samples                          error estimate
 `ClosedPairs`      networks that learn from networks,          rounding (closed forms), tail of the
                    squared or correlation loss                 Mehler series, two resolutions
 `SignalGrids`      networks that learn any function of the     two resolutions of the grid
-                   signals, squared or correlation loss
+                   signals, or binary labels; squared or
+                   correlation loss
+`LabelSums`        networks with a law of binary labels,       replicates of scrambled Sobol points
+                   any other loss
 `FewFields`        smooth losses of up to four fields,         a second grid, shifted by half a
                    rules that jump at 0                        spacing
 `SobolAverages`    all other losses and rules                  replicates of scrambled Sobol points

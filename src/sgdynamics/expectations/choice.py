@@ -13,6 +13,7 @@ from sgdynamics.expectations.closed_pairs import ClosedPairs
 from sgdynamics.expectations.clusters import Clusters
 from sgdynamics.expectations.contexts import ContextSums
 from sgdynamics.expectations.field_grids import FewFields, few_fields
+from sgdynamics.expectations.label_sums import LabelSums
 from sgdynamics.expectations.perturbed import DropoutSums, NoisyInputs
 from sgdynamics.expectations.sampled import SobolAverages
 from sgdynamics.expectations.signal_grids import SignalGrids
@@ -22,12 +23,16 @@ from sgdynamics.problems.losses import (
     CommitteeLoss,
     ContextLoss,
     GatedLoss,
+    KnownLabelLoss,
     TargetLoss,
     correlation,
     squared,
 )
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples.sample import GaussianSample
+
+# Losses whose gradient is linear in the label, so that its mean given the signals is enough.
+LINEAR = (squared, correlation)
 
 
 @lru_cache(maxsize=512)
@@ -49,10 +54,13 @@ def expectation_of(structure: Structure) -> SolverExpectation:
     # Networks: deterministic expectations over one, two or four fields at a time.
     if isinstance(loss, ClusterLoss) and closed_forms.has_logistic_moments(loss.student):
         return Clusters(structure)
-    if isinstance(loss, CommitteeLoss) and loss.outer in (squared, correlation):
+    has_label_law = getattr(loss, "labels", None) is not None
+    if isinstance(loss, CommitteeLoss) and loss.outer in LINEAR and not has_label_law:
         return ClosedPairs(structure)
-    if isinstance(loss, TargetLoss) and loss.outer in (squared, correlation):
+    if isinstance(loss, (CommitteeLoss, TargetLoss)) and loss.outer in LINEAR:
         return SignalGrids(structure)
+    if has_label_law:
+        return LabelSums(structure.with_loss(KnownLabelLoss(loss)))
     # Any other loss or rule: a grid over what it reads if that is possible, otherwise Sobol points.
     if few_fields(structure):
         return FewFields(structure)

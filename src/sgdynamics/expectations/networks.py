@@ -218,6 +218,7 @@ class Networks(SolverExpectation):
         slopes = student.derivative(1)(sample.students)
         labels = jax.vmap(lambda signals: loss.label(signals, parameters))(sample.signals)
         residual2 = (labels + student.derivative(0)(sample.students) @ c[:p]) ** 2
+        residual2 = residual2 + loss.mean_square_label(labels) - labels**2
         noise = jnp.einsum("n,ni,nj->ij", sample.weights * residual2, slopes, slopes)
         noise = noise + parameters["noise"] * student_pairs[2]
         if not finite:

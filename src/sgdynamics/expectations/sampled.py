@@ -195,9 +195,6 @@ class SobolAverages(SolverExpectation):
             losses = jax.vmap(structure.loss, (0, 0, None, 0, None))(
                 *fields, at.head, samples.draws, reading
             )
-            # points without weights count equally
-            if weights is None:
-                return jnp.mean(losses, axis=0)
             return jnp.tensordot(samples.weights, losses, axes=1)
 
         return self._sum_cases(at.parameters, case_mean)

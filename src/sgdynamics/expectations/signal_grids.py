@@ -144,7 +144,8 @@ class SignalGrids(Networks):
         on_students = B * c + jnp.diag(A @ c + curved)
         slope = jnp.concatenate([on_students, on_signals], axis=1)
         # E[(y + sum_i c_i s_i)^2]
-        square = c @ K @ c + 2 * c @ values + jnp.sum(weighted * labels)
+        label_square = jnp.sum(weights * loss.mean_square_label(labels))
+        square = c @ K @ c + 2 * c @ values + label_square
         return slope, K @ c + values, 0.5 * square
 
     def estimate_error(self, at: Evaluation) -> Float[Numeric, ""]:

@@ -5,12 +5,13 @@ A label is a function of g and of one standard normal, so that simulations draw 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base import checks
@@ -112,6 +113,24 @@ def draw_label(
     return jnp.where(is_positive, unit, -unit)
 
 
+def sign_changes(function: Callable[[np.ndarray], np.ndarray]) -> tuple[float, ...]:
+    """Return the points x, abs(x) < 10, at which a function of one number crosses 0.
+
+    A law of labels with jumps has them there.
+    """
+    # the irrational shift keeps zeros, which are rarely irrational, off the grid
+    x = np.linspace(-10.0, 10.0, 2001) + 1e-3 * np.sqrt(2.0)
+    is_positive = function(x) > 0
+    changes = np.flatnonzero(is_positive[1:] != is_positive[:-1])
+    low, high = x[changes], x[changes + 1]
+    for _ in range(60):
+        middle = (low + high) / 2
+        same = (function(middle) > 0) == is_positive[changes]
+        low, high = np.where(same, middle, low), np.where(same, high, middle)
+    zeros = (low + high) / 2
+    return tuple(float(zero) if abs(zero) > 1e-12 else 0.0 for zero in zeros)
+
+
 @dataclass(frozen=True)
 class BinaryProbabilities:
     """Probabilities of the labels -1 and +1 as a function of (signals, parameters).
@@ -121,7 +140,7 @@ class BinaryProbabilities:
     output : callable
         The output g as a function of (signals, parameters).
     law : str
-        The law of the labels; its number is ``parameters["labels"]``.
+        The law of the labels; its number is ``parameters["label_value"]``.
     """
 
     output: Any
@@ -131,9 +150,9 @@ class BinaryProbabilities:
         self, signals: Float[Numeric, " K"], parameters: Parameters
     ) -> Float[Numeric, " outcomes"]:
         output = self.output(signals, parameters)
-        positive = probability(self.law, parameters["labels"], output)
+        positive = probability(self.law, parameters["label_value"], output)
         # 1 - p loses its digits for p near 1; the laws are symmetric
-        negative = probability(self.law, parameters["labels"], -output)
+        negative = probability(self.law, parameters["label_value"], -output)
         if self.law == "sign":
             negative = 1.0 - positive
         return jnp.stack([negative, positive])

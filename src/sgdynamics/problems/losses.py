@@ -7,7 +7,7 @@ parameters share compiled code.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast, runtime_checkable
 
 import jax
@@ -18,6 +18,7 @@ from jaxtyping import Float
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Function, Numeric, Parameters, PyTree, Scalar
 from sgdynamics.base.user_functions import validate_function
+from sgdynamics.problems import label_laws
 from sgdynamics.problems.activations import NAMED, Activation
 from sgdynamics.problems.moves import Move, loss_overlaps
 from sgdynamics.problems.tops import Top
@@ -179,6 +180,13 @@ class NetworkLoss(Loss):
 
     student: Activation
     outer: OuterLoss
+    # Law of binary labels given the output of the target (`label_laws`), with the number
+    # parameters["label_value"]. None: the label is that output with additive noise.
+    labels: str | None = field(default=None, kw_only=True)
+    # Planes normal . signals = level along which the mean of the label has a kink or jumps.
+    cuts: tuple[tuple[tuple[float, ...], float], ...] = field(default=(), kw_only=True)
+    # Dimension of the span of their normals.
+    cut_dimensions: int = field(default=0, kw_only=True)
 
     @property
     def kinks(self) -> tuple[float, ...]:
@@ -190,9 +198,22 @@ class NetworkLoss(Loss):
         """Return the output f of the network."""
         return jnp.mean(head * self.student(fields))
 
-    def label(self, signals: Float[Numeric, "K ..."], parameters: Parameters) -> Float[Numeric, ""]:
-        """Return the label y without noise."""
+    def target_output(
+        self, signals: Float[Numeric, "K ..."], parameters: Parameters
+    ) -> Float[Numeric, ""]:
+        """Return the output of the teacher or target, on which the label depends."""
         raise NotImplementedError
+
+    def label(self, signals: Float[Numeric, "K ..."], parameters: Parameters) -> Float[Numeric, ""]:
+        """Return the mean of the label given the signals."""
+        output = self.target_output(signals, parameters)
+        if self.labels is None:
+            return output
+        return 2.0 * label_laws.probability(self.labels, parameters["label_value"], output) - 1.0
+
+    def mean_square_label(self, label: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:
+        """Return E[y^2] given the signals without additive noise, from the mean of the label."""
+        return label**2 if self.labels is None else jnp.ones_like(label)
 
     def user_functions(self) -> UserFunctions:
         student = _user_activation("activation", self.student, lambda fields, signals: fields)
@@ -213,7 +234,12 @@ class NetworkLoss(Loss):
         noise_draw: Scalar,
         parameters: Parameters,
     ) -> tuple[Float[Numeric, ""], Float[Numeric, ""]]:
-        label = self.label(signals, parameters) + jnp.sqrt(parameters["noise"]) * noise_draw
+        label = self.target_output(signals, parameters)
+        if self.labels is None:
+            label = label + jnp.sqrt(parameters["noise"]) * noise_draw
+        else:
+            value = parameters["label_value"]
+            label = label_laws.draw_label(self.labels, value, label, noise_draw)
         return self.output(fields, head), label
 
     def __call__(
@@ -235,19 +261,22 @@ class CommitteeLoss(NetworkLoss):
 
     @property
     def quadratic(self) -> bool:
-        return self.outer is squared and self.student == self.teacher == NAMED["square"]
+        is_square = self.student == self.teacher == NAMED["square"]
+        return is_square and self.outer is squared and self.labels is None
 
     @property
     def gradient_degree(self) -> int | None:
         student, teacher = self.student.degree, self.teacher.degree
-        if student is None or teacher is None or self.outer is not squared:
+        if student is None or teacher is None or self.outer is not squared or self.labels:
             return None
         return student - 1 + max(student, teacher)
 
     def label_functions(self) -> UserFunctions:
         return _user_activation("teacher_activation", self.teacher, lambda fields, signals: signals)
 
-    def label(self, signals: Float[Numeric, " K"], parameters: Parameters) -> Float[Numeric, ""]:
+    def target_output(
+        self, signals: Float[Numeric, " K"], parameters: Parameters
+    ) -> Float[Numeric, ""]:
         return jnp.mean(parameters["teacher_head"] * self.teacher(signals))
 
 
@@ -271,21 +300,56 @@ class TargetLoss(NetworkLoss):
     ----------
     target : callable
         The function g.
-    cuts : tuple of (tuple of float, float)
-        Planes normal . signals = level along which g has a kink or jumps, as (normal, level).
-    cut_dimensions : int
-        Dimension of the span of the normals.
     """
 
     target: Callable[[Any], Any]
-    cuts: tuple[tuple[tuple[float, ...], float], ...] = ()
-    cut_dimensions: int = 0
 
     def label_functions(self) -> UserFunctions:
         return {"target": (self.target, lambda fields, signals: self.target(signals))}
 
-    def label(self, signals: Float[Numeric, " K"], parameters: Parameters) -> Float[Numeric, ""]:
+    def target_output(
+        self, signals: Float[Numeric, " K"], parameters: Parameters
+    ) -> Float[Numeric, ""]:
         return self.target(signals)
+
+
+@dataclass(frozen=True)
+class KnownLabelLoss(Loss):
+    """The loss of a network with binary labels as a function of the label.
+
+    The label takes the place of the noise draw: expectations sum over its two values.
+    """
+
+    inner: NetworkLoss
+
+    @property
+    def kinks(self) -> tuple[float, ...]:
+        return self.inner.kinks
+
+    @property
+    def outer(self) -> OuterLoss:
+        return self.inner.outer
+
+    @property
+    def labels(self) -> str | None:
+        """The law of binary labels."""
+        return self.inner.labels
+
+    def probability(
+        self, label: Scalar, signals: Float[Numeric, " K"], parameters: Parameters
+    ) -> Float[Numeric, ""]:
+        """Return the probability of a label, +1 or -1, given the signals."""
+        return 0.5 * (1.0 + label * self.inner.label(signals, parameters))
+
+    def __call__(
+        self,
+        fields: Float[Numeric, "p ..."],
+        signals: Float[Numeric, "K ..."],
+        head: Float[Numeric, " p"],
+        noise_draw: PyTree,
+        parameters: Parameters,
+    ) -> Float[Numeric, ""]:
+        return self.inner.outer(self.inner.output(fields, head), noise_draw)
 
 
 @dataclass(frozen=True)
@@ -305,9 +369,16 @@ class GatedLoss(Loss):
     def outer(self) -> OuterLoss:
         return self.inner.outer
 
-    def label(self, signals: Float[Numeric, "K ..."], parameters: Parameters) -> Float[Numeric, ""]:
-        """Return the label y without noise, which dropout of the student's units leaves as it is."""
-        return self.inner.label(signals, parameters)
+    @property
+    def labels(self) -> str | None:
+        """The law of binary labels, which dropout does not change."""
+        return self.inner.labels
+
+    def target_output(
+        self, signals: Float[Numeric, "K ..."], parameters: Parameters
+    ) -> Float[Numeric, ""]:
+        """Return the output of the teacher, also with dropout."""
+        return self.inner.target_output(signals, parameters)
 
     def user_functions(self) -> UserFunctions:
         return self.inner.user_functions()
@@ -390,6 +461,12 @@ class ContextLoss(Loss):
 
     def user_functions(self) -> UserFunctions:
         return {}  # tried when each problem was made
+
+    @property
+    def labels(self) -> str | None:
+        """The law of binary labels of some context."""
+        laws = [getattr(structure.loss, "labels", None) for structure in self.structures]
+        return next((law for law in laws if law is not None), None)
 
     def context_head(self, head: Float[Numeric, " heads"], context: int) -> Float[Numeric, " p"]:
         """Return the head of one context."""

@@ -126,4 +126,5 @@ class Structure:
     @property
     def has_excess(self) -> bool:
         """Whether label noise adds the constant noise/2 to the risk, so that excess is defined."""
-        return getattr(self.loss, "outer", None) is squared
+        has_law = getattr(self.loss, "labels", None) is not None
+        return getattr(self.loss, "outer", None) is squared and not has_law

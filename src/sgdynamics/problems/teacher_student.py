@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 
 from sgdynamics.base import checks, pytrees
@@ -18,11 +19,13 @@ from sgdynamics.base.controls import (
     map_schedule,
     scalar_or_schedule,
 )
+from sgdynamics.base.precision import float64
 from sgdynamics.base.resources import check_memory
 from sgdynamics.base.user_functions import function_identity, validate_function
 from sgdynamics.problems.activations import ActivationLike, student_activation
 from sgdynamics.problems.activations import activation as find_activation
-from sgdynamics.problems.likelihoods import AdditiveLaw, Likelihood, planes_from
+from sgdynamics.problems.label_laws import BinaryProbabilities, LabelLaw, label_law, sign_changes
+from sgdynamics.problems.likelihoods import AdditiveLaw, Likelihood, OutcomeLaw, planes_from
 from sgdynamics.problems.losses import (
     LOSSES,
     MOST_CUTS,
@@ -51,8 +54,19 @@ class _Network(Problem):
 
     noise = ParameterAttribute()
 
+    def _set_labels(self, noise: object) -> None:
+        """Set the law of binary labels, which has no additive noise in addition."""
+        law = self._arguments["labels"] = label_law(self._arguments["labels"])
+        if law is None:
+            return
+        if noise_law(noise) is not None or is_scheduled(noise) or callable(noise) or noise != 0.0:
+            fix = "a law of labels contains its noise. Omit noise, or use sgd.labels.probit(noise)."
+            raise checks.reject("noise", noise, fix)
+        self._parameters["label_value"] = np.float64(law.value)
+
     def _set_network(self, loss: NetworkLoss, noise: float | Function | NoiseLaw) -> None:
         self.loss = loss.outer
+        self._set_labels(noise)
         law = noise_law(noise)
         if law is None:
             self._parameters["noise"] = pytrees.to_float64(scalar_or_schedule("noise", noise))
@@ -86,8 +100,19 @@ class _Network(Problem):
             return None
         law = noise_law(self._arguments["noise"])
         name = None if law is None else law.law
-        additive = AdditiveLaw(self.structure.loss.label, self._label_kinks, name)
+        output, kinks = self.structure.loss.target_output, self._label_kinks
+        if self.labels is not None:
+            probabilities = BinaryProbabilities(output, self.labels.law)
+            binary = OutcomeLaw((-1.0, 1.0), probabilities, kinks)
+            return Likelihood(binary, self.parameters, self.signals)
+        additive = AdditiveLaw(output, kinks, name)
         return Likelihood(additive, self.parameters, self.signals)
+
+    @property
+    def labels(self) -> LabelLaw | None:
+        """The law of binary labels given the output of the teacher or target."""
+        law = label_law(self._arguments["labels"])
+        return None if law is None else LabelLaw(law.law, self._parameters["label_value"])
 
     @property
     def _label_kinks(self) -> tuple[Plane, ...]:
@@ -103,6 +128,10 @@ class _Network(Problem):
         """Return the variance of the label noise, or its law, as plain values."""
         law = noise_law(self._arguments["noise"])
         return describe_schedule(self.noise)[0] if law is None else law.describe()
+
+    def _describe_labels(self) -> dict[str, Any]:
+        """Return the law of labels for a record, if there is one."""
+        return {} if self.labels is None else {"labels": self.labels.describe()}
 
     def _describe_loss(self) -> str | dict[str, Any]:
         for name, function in LOSSES.items():
@@ -160,6 +189,10 @@ class TeacherStudent(_Network):
     input_noise : float, callable or NoiseLaw, default 0.0
         Variance of noise on the inputs: in training the student sees x + sqrt(input_noise) xi,
         xi ~ N(0, I_d), with the label of x. The risk is that without noise.
+    labels : LabelLaw, optional
+        Law of binary labels +1 and -1 given the teacher's output: ``sgd.labels.sign(flip)``,
+        ``.probit(noise)`` or ``.logistic(slope)``. By default the label is the output itself, with
+        additive noise.
 
     Raises
     ------
@@ -200,6 +233,7 @@ class TeacherStudent(_Network):
         keep: float | Function = 1.0,
         gain: float | Function = 1.0,
         input_noise: float | Function | NoiseLaw = 0.0,
+        labels: LabelLaw | None = None,
     ) -> None:
         self.activation = student_activation(activation)
         self.teacher_activation = (
@@ -208,7 +242,13 @@ class TeacherStudent(_Network):
             else find_activation(teacher_activation, "teacher_activation")
         )
         self.teacher_width = checks.integer("teacher_width", teacher_width, 1)
-        sample_loss = CommitteeLoss(self.activation, outer_loss(loss), self.teacher_activation)
+        law = label_law(labels)
+        sample_loss = CommitteeLoss(
+            self.activation,
+            outer_loss(loss),
+            self.teacher_activation,
+            labels=None if law is None else law.law,
+        )
         self._set_common(
             sample_loss,
             width,
@@ -225,12 +265,31 @@ class TeacherStudent(_Network):
             "teacher_head", teacher_head, (self.teacher_width,), "one number per teacher unit"
         )
         self._parameters["teacher_head"] = teacher_head
+        if law is not None:
+            cuts = self._label_kinks
+            spanned = _spanned_dimensions(cuts)
+            if cuts_possible(self.signals, len(cuts), spanned):
+                sample_loss = replace(sample_loss, cuts=cuts, cut_dimensions=spanned)
+                self.structure = replace(self.structure, loss=sample_loss)
         self._set_regularisation(sample_loss, keep, gain, input_noise)
         self._set_network(sample_loss, noise)
 
     @property
     def _label_kinks(self) -> tuple[Plane, ...]:
-        return planes_from(self.teacher_activation.kinks, self.teacher_width)
+        k, head = self.teacher_width, np.asarray(self.teacher_head)
+        kinks = planes_from(self.teacher_activation.kinks, k)
+        law = label_law(self._arguments["labels"])
+        if law is None or law.law != "sign":
+            return kinks
+        if k == 1:
+            zeros = sign_changes(self.teacher_activation.derivative(0))
+        elif self.teacher_activation.degree == 1:
+            # s*(x) = b + c x
+            offset, slope = self.teacher_activation.coefficients
+            zeros = ((slope * head, -offset * float(np.sum(head))),) if np.any(head) else ()
+        else:
+            return kinks
+        return tuple(dict.fromkeys(kinks + planes_from(zeros, k)))
 
     def _set_regularisation(
         self, loss: CommitteeLoss, keep: object, gain: object, input_noise: object
@@ -292,6 +351,7 @@ class TeacherStudent(_Network):
             "teacher_head": np.asarray(self.teacher_head).tolist(),
             "noise": self._describe_noise(),
             "loss": self._describe_loss(),
+            **self._describe_labels(),
             **describe_network(self, "teacher_gram"),
         }
 
@@ -336,6 +396,11 @@ class MultiIndex(_Network):
         them: (normal, level) for the plane normal . z = level, or a number for the planes
         z_r = number of all directions: ``[0.0]`` for sign(z[0]), ``[((1.0, -1.0), 0.0)]`` for
         max(z[0], z[1]).
+    labels : LabelLaw, optional
+        Law of binary labels +1 and -1 given the target: ``sgd.labels.sign(flip)``,
+        ``.probit(noise)`` or ``.logistic(slope)``. By default the label is the target itself, with
+        additive noise. With ``sgd.labels.sign`` and several directions, ``kinks`` should contain
+        the planes along which the target changes its sign.
 
     Raises
     ------
@@ -372,6 +437,7 @@ class MultiIndex(_Network):
         loss: str | Function = "squared",
         covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
         kinks: Sequence[Any] = (),
+        labels: LabelLaw | None = None,
     ) -> None:
         if not callable(target):
             raise checks.reject(
@@ -394,8 +460,17 @@ class MultiIndex(_Network):
         self.target = target
         self.activation = student_activation(activation)
         self.kinks = _planes(kinks, self.directions)
+        law, cuts = label_law(labels), self.kinks
+        if law is not None and law.law == "sign" and self.directions == 1:
+            zeros = _target_zeros(target)
+            cuts = tuple(dict.fromkeys(cuts + planes_from(zeros, 1)))
         sample_loss = TargetLoss(
-            self.activation, outer_loss(loss), target, self.kinks, _spanned_dimensions(self.kinks)
+            self.activation,
+            outer_loss(loss),
+            target,
+            labels=None if law is None else law.law,
+            cuts=cuts,
+            cut_dimensions=_spanned_dimensions(cuts),
         )
         self._set_common(
             sample_loss,
@@ -411,7 +486,7 @@ class MultiIndex(_Network):
 
     @property
     def _label_kinks(self) -> tuple[Plane, ...]:
-        return self.kinks
+        return self.structure.loss.cuts
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -422,10 +497,18 @@ class MultiIndex(_Network):
             "activation": self.activation.describe(),
             "noise": self._describe_noise(),
             "loss": self._describe_loss(),
+            **self._describe_labels(),
             "kinks": [[list(normal), level] for normal, level in self.kinks],
             **describe_network(self, "gram"),
             "rerunnable": False,
         }
+
+
+@float64
+def _target_zeros(target: Function) -> tuple[float, ...]:
+    """Return the points at which a target of one signal changes its sign."""
+    function = jax.jit(jax.vmap(lambda z: target(z[None])))
+    return sign_changes(lambda z: np.asarray(function(np.resize(z, 2001)))[: len(z)])
 
 
 def _planes(value: object, directions: int) -> tuple[Plane, ...]:
