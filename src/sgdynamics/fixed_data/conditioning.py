@@ -47,6 +47,11 @@ from sgdynamics.base.arrays import (
     RandomKeys,
 )
 from sgdynamics.base.random import draw_chi, normals_and_uniforms
+from sgdynamics.fixed_data.matrix_conditioning import (
+    extends_basis,
+    orthogonal_part,
+    unit_residual,
+)
 from sgdynamics.fixed_data.sample_space import (
     SampleData,
     observe_fields,
@@ -185,20 +190,6 @@ def observe_losses(
     return observed
 
 
-def orthogonal_part(
-    P: Float[Numeric, "capacity inputs"], vectors: Float[Numeric, "m inputs"], passes: int
-) -> Float[Numeric, "m inputs"]:
-    """The part (1 - P^T P) v of vectors (m, n) orthogonal to the orthonormal rows of P.
-
-    One pass of Gram-Schmidt leaves rounding that grows from step to step. Two passes are enough
-    (Kahan and Parlett): residuals that become new directions need them.
-    """
-    for _ in range(passes):
-        coefficients = jnp.einsum("kn,mn->mk", P, vectors, precision="highest")
-        vectors = vectors - jnp.einsum("mk,kn->mn", coefficients, P, precision="highest")
-    return vectors
-
-
 def draw_step(setup: Setup, key: RandomKey, n: int, capacity: int, dtype: DType) -> StepDraws:
     """The random numbers of one step of one run on n inputs."""
     p, blocks = setup.structure.width, setup.structure.blocks
@@ -305,12 +296,11 @@ def _extend_by_gradients(
         vectors = jnp.concatenate([uncorrelated[unit][None], normals[unit]])
         vectors = orthogonal_part(P, vectors, 2)
         residual, noise = vectors[0], vectors[1:]
-        square = jnp.sum(residual**2)
         # A small block may be exhausted (d_b directions) while others still have directions.
         has_direction = step.block_sizes - weight_rank > 0
-        is_new = square > step.tolerance**2 * jnp.sum(uncorrelated[unit] ** 2)
+        is_new = extends_basis(residual, uncorrelated[unit], step.tolerance)
         grows = is_new & jnp.any(has_direction)
-        P_new = jnp.where(grows, residual / jnp.sqrt(jnp.where(grows, square, 1.0)), 0.0)
+        P_new = unit_residual(residual, grows)
         # (1 - P P^T) Z, with P_new in P
         on_new = jnp.einsum("bn,n->b", noise, P_new, precision="highest")
         noise = noise - on_new[:, None] * P_new
