@@ -493,6 +493,7 @@ CALLS = {
             **SIMULATE,
             "shared_data": False,
             "stop_at": None,
+            "reduce": None,
             "record": None,
             "evaluate": None,
         },

@@ -11,6 +11,7 @@ import xarray as xr
 from sgdynamics.base import checks
 from sgdynamics.base.progress import warn
 from sgdynamics.results.datasets import algorithm_of, problem_of, requested_clock
+from sgdynamics.results.reduced import count_runs, is_mean, mean_error
 from sgdynamics.results.states import start_from
 from sgdynamics.results.variables import STANDARD_ERROR, TIMES, VARIABLES, shared_variables
 from sgdynamics.solvers.ode import solve_ode
@@ -38,7 +39,8 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
         Result of a theory: one run, which is compared with all runs of the simulation, or one per
         run of the simulation.
     simulation : xarray.Dataset
-        Runs of the same problem. Runs that diverged are left out.
+        Runs of the same problem, or their mean (``simulate(reduce="mean")``). Runs that diverged
+        are left out.
 
     Returns
     -------
@@ -107,12 +109,15 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
             "theory and simulation have no variable in common. Use two results of one problem."
         )
     comparison.alignment.warn_of_errors()
-    runs = int(has_finished.sum())
+    runs = comparison.runs
+    left_out = len(has_finished) - int(has_finished.sum())
+    if is_mean(simulation):
+        left_out = int(simulation.attrs["runs_left_out"])
     attributes = {
         "theory": theory.attrs.get("method", ""),
         "simulation": simulation.attrs.get("method", ""),
         "runs": runs,
-        "runs_left_out": len(has_finished) - runs,
+        "runs_left_out": left_out,
         "problem": simulation.attrs.get("problem", ""),
         "algorithm": simulation.attrs.get("algorithm", ""),
         "clock": requested_clock(simulation),
@@ -157,7 +162,7 @@ class _Comparison:
         self.theory = theory
         self.simulation = simulation
         self.has_finished = has_finished
-        self.runs = int(has_finished.sum())
+        self.runs = count_runs(simulation.isel(run=has_finished))
         self.is_paired = theory.sizes["run"] > 1  # one theory run for each run of the simulation
         self.alignment = _Alignment(theory, simulation)
         dtype = simulation.attrs.get("dtype", "float64")
@@ -210,7 +215,10 @@ class _Comparison:
         The errors of the runs, of a sampled theory and of the interpolation are independent.
         """
         error = np.full(difference.shape[1:], np.nan)
-        if self.runs > 1:
+        own_error = mean_error(self.simulation, name)
+        if own_error is not None:
+            error = own_error[0]
+        elif self.runs > 1:
             error = difference.std(axis=0, ddof=1) / np.sqrt(self.runs)
         variable = (VARIABLES[name].error if name in VARIABLES else "") or name
         if variable + STANDARD_ERROR in self.theory:

@@ -9,6 +9,7 @@ import xarray as xr
 
 from sgdynamics.base import checks, registry
 from sgdynamics.plotting.time_axis import curve_style
+from sgdynamics.results.reduced import count_runs, mean_error
 from sgdynamics.results.variables import STANDARD_ERROR, VARIABLES
 
 if TYPE_CHECKING:  # Matplotlib is imported by the functions that draw.
@@ -77,8 +78,9 @@ def result_label(result: xr.Dataset) -> str:
     label = str(result.attrs.get("method", "result")) if method is None else method.label
     if "dimension" in result.attrs:
         label += f", d = {result.attrs['dimension']}"
-    if result.sizes["run"] > 1 and not is_theory(result):
-        label += f", {result.sizes['run']} runs"
+    runs = count_runs(result)
+    if runs > 1 and not is_theory(result):
+        label += f", {runs} runs"
     return label
 
 
@@ -93,7 +95,10 @@ def entry_label(result: xr.Dataset, name: str, entry: tuple[int, ...]) -> str:
 
 
 def theory_error(result: xr.Dataset, name: str) -> np.ndarray | None:
-    """The standard error of a theory that samples, such as that of DMFT from its paths."""
+    """The standard error of a theory that samples (DMFT), or of a mean over runs."""
+    own_error = mean_error(result, name)
+    if own_error is not None:
+        return own_error
     source = (VARIABLES[name].error if name in VARIABLES else "") or name
     error = result.get(f"{source}{STANDARD_ERROR}")
     if error is None or error.shape != result[name].shape:
@@ -114,19 +119,23 @@ def draw_curves(
 
     Without `markers` the values are theory: one line per run, with a band of its `error`.
     With `markers` they are a simulation: the mean over finite runs with standard errors, or the
-    runs themselves if fewer than two are finite.
+    runs themselves if fewer than two are finite. A single run with an `error` is a mean already.
     """
     if not markers:
         _draw_theory(ax, x, values, label, color, error)
         return
     is_finite = np.isfinite(values).all(axis=1)
-    if is_finite.sum() < 2:
+    has_mean = error is not None and len(values) == 1
+    if is_finite.sum() < 2 and not has_mean:
         for index, run in enumerate(values):
             ax.plot(x, run, ".", ms=4, label=label if index == 0 else None, color=color)
         return
     stride = max(1, len(x) // MAX_MARKERS)
-    mean = values[is_finite].mean(axis=0)
-    standard_error = values[is_finite].std(axis=0, ddof=1) / np.sqrt(is_finite.sum())
+    if has_mean:
+        mean, standard_error = values[0], np.asarray(error)[0]
+    else:
+        mean = values[is_finite].mean(axis=0)
+        standard_error = values[is_finite].std(axis=0, ddof=1) / np.sqrt(is_finite.sum())
     ax.errorbar(
         x[::stride],
         mean[::stride],

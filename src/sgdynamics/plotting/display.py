@@ -14,6 +14,7 @@ import xarray as xr
 from sgdynamics.plotting import plot
 from sgdynamics.plotting.time_axis import add_epoch_axis, curve_style, set_time_axis, table_clocks
 from sgdynamics.results.datasets import ROUNDING, requested_clock
+from sgdynamics.results.reduced import count_runs, is_mean
 from sgdynamics.results.variables import STANDARD_ERROR, VARIABLES
 
 if TYPE_CHECKING:  # Matplotlib is imported by the functions that draw.
@@ -93,7 +94,7 @@ def _draw_trajectory(result: xr.Dataset, overlap: str | None) -> Figure:
     figure, axes = _new_figure(1 if overlap is None else 2)
     plot.risk(result, axes[0])
     if overlap is not None:
-        plot.variable(result, overlap, axes[1], label=f"{result.sizes['run']} runs")
+        plot.variable(result, overlap, axes[1], label=f"{count_runs(result)} runs")
     for ax in axes:
         add_epoch_axis(ax, result, requested_clock(result))
     return figure
@@ -119,6 +120,8 @@ def _columns(finite: xr.Dataset, name: str) -> list[Column]:
 
 def _error_note(finite: xr.Dataset, names: list[str]) -> str:
     """The meaning of the errors in the table."""
+    if is_mean(finite):
+        return f"mean ± standard error over {count_runs(finite)} runs"
     if any(_has_own_error(finite, name) for name in names):
         return "mean over the data's randomness ± DMFT's own standard error"
     runs = finite.sizes["run"]

@@ -14,6 +14,7 @@ from sgdynamics.problems.overlap_starts import AuxiliaryState, Start
 from sgdynamics.problems.spiked_tensor import SpikedStart
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.results.datasets import read_record
+from sgdynamics.results.reduced import require_runs
 from sgdynamics.results.variables import TOP_PREFIX
 
 Axes = dict[str, tuple[str, ...]]
@@ -50,6 +51,7 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
     [[[0.566], [0.189]]]
     """
     checks.result("result", result, "time", "run", "t")
+    require_runs(result)
     point = result.isel(time=_find_save_point(result, time))
     kind, values = _read_states(point, ("run",))
     finite = [np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in values.values()]

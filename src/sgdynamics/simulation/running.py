@@ -41,6 +41,8 @@ LEAST_GAIN = 0.1
 # (shared values, records of one run, steps made, overlaps of that run) -> records of that run.
 # Hashable, because compiled code depends on it.
 Observe = Callable[[Any, Any, Any, dict[str, Any]], Any]
+# (overlaps at the save points, steps of divergence, steps of stops) of a group of runs -> None.
+Consume = Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray], None]
 # States, the last step at which each run was seen to be finite, and records of the observation.
 AdvanceResult = tuple[PyTree, Int[Numeric, " runs"], PyTree]
 
@@ -172,6 +174,8 @@ def run_until(
     show: bool | None,
     stop_at: float | None,
     checkpoint: Checkpoint | None = None,
+    consume: Consume | None = None,
+    largest: int | None = None,
 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray]:
     """Simulate runs up to the last save point, or until their train risk is small.
 
@@ -195,6 +199,11 @@ def run_until(
         Train risk below which a run stops; it is checked every `CHECK_STEPS` steps.
     checkpoint : Checkpoint, optional
         Folder in which the runs are stored, and from which they continue.
+    consume : callable, optional
+        Function of the overlaps, the divergences and the stops of each group of runs. With it the
+        overlaps of a group are forgotten before the next group starts, and `saved` is empty.
+    largest : int, optional
+        Largest number of runs of a group, if it is smaller than that of the simulator.
 
     Returns
     -------
@@ -207,7 +216,8 @@ def run_until(
     """
     check_resources(simulator, runs, float(steps[-1]))
     stored_size = None if checkpoint is None else checkpoint.size
-    groups = _groups(runs, stored_size or simulator.largest_group())
+    largest = min(simulator.largest_group(), largest or runs)
+    groups = _groups(runs, stored_size or largest)
     if checkpoint is not None:
         checkpoint.fix_group_size(len(groups[0]))
     # Runs that stop leave the batch, so that the estimate is an upper bound.
@@ -217,7 +227,16 @@ def run_until(
     with meter(label, float(steps[-1]) * len(groups), show, cost) as progress:
         # One group after the other: two XLA programs at once on the thread pool of a CPU can wait
         # for each other forever.
-        results = [_run_group(job, group, progress) for group in groups]
+        results = []
+        for group in groups:
+            saved, *ends = _run_group(job, group, progress)
+            if consume is not None:
+                # Runs that only filled up the last group are not counted.
+                members = group < runs
+                selected = {name: value[members] for name, value in saved.items()}
+                consume(selected, *(end[members] for end in ends))
+                saved = {}
+            results.append((saved, *ends))
     # Runs that only filled up the last group are removed.
     saved = {
         name: np.concatenate([group_saved[name] for group_saved, _, _ in results])[:runs]

@@ -14,6 +14,8 @@ from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
+from sgdynamics.base.padding import power_of_two
+from sgdynamics.base.progress import warn
 from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.dynamics.fixed_data import FixedDataDynamics
 from sgdynamics.dynamics.protocol import Dynamics
@@ -23,7 +25,8 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.results.build import build_result
 from sgdynamics.results.clock import time_of_steps
-from sgdynamics.results.datasets import encode
+from sgdynamics.results.datasets import encode, largest_share
+from sgdynamics.results.reduced import SAVED_BYTES, RunMoments
 from sgdynamics.simulation.checkpoints import Checkpoint
 from sgdynamics.simulation.running import CHECK_STEPS, run_until
 from sgdynamics.solvers.call import SolverCall, validate_call
@@ -49,6 +52,7 @@ def simulate(
     seconds: float | None = None,
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
+    reduce: str | None = None,
 ) -> xr.Dataset:
     """Simulate SGD at dimension d: one pass over fresh samples, or an algorithm on a data set.
 
@@ -112,6 +116,11 @@ def simulate(
     evaluate : dict, optional
         Other problems by name, as in ``solve_ode``. Their risks are the variable
         ``evaluated_risk``.
+    reduce : str, optional
+        "mean": the result contains the mean over runs and ``NAME_standard_error`` of each variable
+        in place of the runs. Runs are then simulated in groups that fit into memory and forgotten
+        one after the other, so that a million runs with many save points need no more memory than
+        a few. ``sgd.compare`` and ``sgd.plot`` read such results.
 
     Returns
     -------
@@ -122,7 +131,8 @@ def simulate(
         all steps were one GPU kernel, "gpu_kernel (one read per step)" if a kernel computed the
         gradients over a fixed data set, else "xla".
         A run that diverges is NaN from then on, with its last finite time in ``diverged_at``; the
-        others continue.
+        others continue. With ``reduce="mean"`` there is a single ``run``, the attribute ``runs`` is
+        their number, and ``runs_left_out`` that of the diverged ones, which are left out.
 
     Raises
     ------
@@ -149,6 +159,11 @@ def simulate(
     (16, 2, 2, 1)
     """
     shared_data = checks.flag("shared_data", shared_data)
+    if reduce is not None:
+        checks.choice("reduce", reduce, ("mean",))
+        if stop_at is not None:
+            fix = "runs that stop have times of their own, which a mean would lose. Omit"
+            raise checks.reject("reduce", reduce, f"{fix} reduce or stop_at.")
     call = validate_call(
         "simulate",
         problem,
@@ -188,16 +203,6 @@ def simulate(
         samples = dynamics.algorithm.samples(d)
         warn_unstable(dynamics.definition, dynamics.algorithm, call.initial_state, samples)
     label = f"{method} simulation, {dynamics.dimension_symbol} = {d}"
-    states, last, stopped = run_until(
-        simulator,
-        call.initial_state.runs,
-        call.save_steps,
-        call.seed,
-        label,
-        call.progress,
-        stop_at,
-        stored,
-    )
     is_exact = method in dynamics.exact_methods
     attributes = {
         "seed": call.seed,
@@ -217,12 +222,54 @@ def simulate(
         """t after this many steps; NaN for runs to which it did not happen (step < 0)."""
         return np.where(step >= 0, time_of_steps(dynamics.algorithm, step, d), np.nan)
 
-    ends = {"diverged_at": time_or_nan(last)}
-    result = build_result(call, f"simulate-{method}", states, attributes, ends, sampled="runs")
+    def build(
+        states: dict[str, np.ndarray], last: np.ndarray, sampled: str | None = None
+    ) -> xr.Dataset:
+        ends = {"diverged_at": time_or_nan(last)}
+        return build_result(call, f"simulate-{method}", states, attributes, ends, sampled=sampled)
+
+    arguments = (simulator, call.initial_state.runs, call.save_steps, call.seed, label)
+    if reduce is not None:
+        moments = RunMoments()
+        run_until(
+            *arguments,
+            call.progress,
+            None,
+            stored,
+            consume=lambda states, last, _: moments.add(build(states, last)),
+            largest=_runs_in_memory(call),
+        )
+        return _report_mean(moments)
+    states, last, stopped = run_until(*arguments, call.progress, stop_at, stored)
+    result = build(states, last, "runs")
     if stop_at is None:
         return result
     meaning = f"time at which the train risk was below stop_at, checked every {CHECK_STEPS} steps"
     return result.assign_coords(stopped_at=("run", time_or_nan(stopped), {"long_name": meaning}))
+
+
+def _runs_in_memory(call: SolverCall) -> int:
+    """Number of runs whose values at all save points fit into `SAVED_BYTES`."""
+    state = call.dynamics.state_arrays(call.initial_state)
+    size = sum(value[0].size for value in state.values())
+    # Overlaps, risks, and copies of both while they are reduced.
+    bytes_per_run = 4 * 8 * (size + 4) * len(call.save_steps)
+    return max(1, power_of_two(int(SAVED_BYTES / bytes_per_run) + 1) // 2)
+
+
+def _report_mean(moments: RunMoments) -> xr.Dataset:
+    """The mean over runs, with a warning about those that diverged and the sampling error."""
+    result = moments.result()
+    if moments.diverged:
+        warn(
+            f"{moments.diverged} of {moments.runs} runs diverged, the first after t = "
+            f"{moments.first_divergence:.4g}, and are left out of the mean. A smaller lr may help."
+        )
+        return result
+    if moments.runs > 1:
+        error, mean = (np.asarray(result[name])[0] for name in ("risk_standard_error", "risk"))
+        result.attrs["error_sampling"] = largest_share(error, mean)
+    return result
 
 
 def _check_dtype(dynamics: SolverDynamics[Any], method: str, dtype: str) -> None:
