@@ -7,13 +7,13 @@ import pytest
 
 import sgdynamics as sgd
 from tests.conftest import full_optimisation
-from tests.problems.trained_tops import biased, biased_start, deep, step_loss, tasks
+from tests.problems.trained_tops import bias_problem, bias_start, deep, step_loss, tasks
 
 
 def test_biases_with_rates_and_decay_by_leaf():
-    problem = biased(step_loss, weight_decay={"rows": 0.05, "a": 0.1})
+    problem = bias_problem(step_loss, weight_decay={"rows": 0.05, "a": 0.1})
     algorithm = sgd.OnePassSGD(lr=0.8, head_rate={"b": 2.0})
-    result = sgd.solve_ode(problem, algorithm, biased_start(problem), times=[0, 5.0])
+    result = sgd.solve_ode(problem, algorithm, bias_start(problem), times=[0, 5.0])
     final = result.isel(run=0, time=-1)
     # the label jumps: Sobol points, whose error is known
     expected = {

@@ -11,7 +11,7 @@ import pytest
 
 import sgdynamics as sgd
 from sgdynamics.problems.tops import validate_top
-from tests.problems.trained_tops import biased, biased_start, deep, tasks
+from tests.problems.trained_tops import bias_problem, bias_start, deep, tasks
 
 
 def test_top_vector_round_trip():
@@ -38,8 +38,8 @@ def test_bad_shapes_are_named(top):
 
 
 def test_start_takes_arrays_by_leaf():
-    problem = biased()
-    start = biased_start(problem)
+    problem = bias_problem()
+    start = bias_start(problem)
     np.testing.assert_array_equal(start.a, [[1, 0.5, 0, 0.1]])
     runs = sgd.start(
         problem, M=[[0.3], [0.1]], Q=np.eye(2), top={"a": np.ones((3, 2)), "b": [0.5, 0.7]}
@@ -61,7 +61,7 @@ def test_start_takes_arrays_by_leaf():
 
 
 def test_random_start_draws_the_top_from_streams_of_its_own():
-    problem = biased()
+    problem = bias_problem()
     start = sgd.random_start(problem, dimension=50, runs=2000, top_scale={"a": 2.0, "b": 0.5})
     deviations = start.a.std(axis=0)
     np.testing.assert_allclose(deviations, [2, 2, 0.5, 0.5], rtol=5 / np.sqrt(2 * 2000))
@@ -75,8 +75,8 @@ def test_random_start_draws_the_top_from_streams_of_its_own():
 
 
 def test_rates_and_decay_by_leaf_are_checked():
-    problem = biased()
-    start = biased_start(problem)
+    problem = bias_problem()
+    start = bias_start(problem)
     for rate, message in (
         ({"c": 1.0}, "head_rate = 'c'"),
         ({"a": -1.0}, "head_rate"),
@@ -88,8 +88,8 @@ def test_rates_and_decay_by_leaf_are_checked():
     with pytest.raises(ValueError, match="rates by leaf"):
         sgd.solve_ode(network, sgd.OnePassSGD(lr=0.1, head_rate={"a": 1.0}), overlaps, times=[0.1])
     with pytest.raises(ValueError, match="weight_decay = 'c'"):
-        biased(weight_decay={"c": 0.1})
-    assert biased(weight_decay={"a": 0.1}).parameters["head_decay"].tolist() == [0.1, 0.1, 0, 0]
+        bias_problem(weight_decay={"c": 0.1})
+    assert bias_problem(weight_decay={"a": 0.1}).parameters["head_decay"].tolist() == [0.1, 0.1, 0, 0]
 
 
 def test_results_have_one_variable_per_leaf(tmp_path):
@@ -111,9 +111,9 @@ def test_results_have_one_variable_per_leaf(tmp_path):
     assert json.loads(runs.attrs["algorithm"])["head_rate"]["V"] == 0.5
     sgd.save(runs, tmp_path / "runs.nc")
     loaded = sgd.load(tmp_path / "runs.nc")
-    again = sgd.start_from(loaded, 1)
-    np.testing.assert_array_equal(again.a[:, :6], runs["top.V"].values[:, 1].reshape(1, 6))
-    np.testing.assert_array_equal(again.a[:, 8:], runs["top.u"].values[:, 1])
+    restart = sgd.start_from(loaded, 1)
+    np.testing.assert_array_equal(restart.a[:, :6], runs["top.V"].values[:, 1].reshape(1, 6))
+    np.testing.assert_array_equal(restart.a[:, 8:], runs["top.u"].values[:, 1])
     np.testing.assert_array_equal(sgd.start_from(loaded, 0).a, start.a)
 
 
@@ -130,7 +130,7 @@ def test_contexts_with_own_leaves():
 
 
 def test_problem_replaces_its_top():
-    problem = biased()
+    problem = bias_problem()
     wide = problem.replace(weight_decay={"rows": 0.1, "b": 0.2})
     assert wide.structure.top == problem.structure.top
     assert wide.weight_decay == 0.1

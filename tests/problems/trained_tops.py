@@ -49,11 +49,11 @@ def second_task(fields, signals, top, noise_draw):
 BIASES = {"a": (2,), "b": (2,)}
 
 
-def biased(loss=biased_loss, **arguments):
+def bias_problem(loss=biased_loss, **arguments):
     return sgd.Problem(loss, width=2, signals=1, top=BIASES, **arguments)
 
 
-def biased_start(problem):
+def bias_start(problem):
     return sgd.start(
         problem,
         M=[[0.3], [-0.2]],

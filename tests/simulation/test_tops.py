@@ -8,7 +8,7 @@ from scipy.special import erf
 
 import sgdynamics as sgd
 from tests.conftest import Z
-from tests.problems.trained_tops import NOISE, biased, biased_start, tasks
+from tests.problems.trained_tops import NOISE, biased, bias_start, tasks
 
 LR, DIMENSION, STEPS, RATES = 0.8, 60, 150, {"a": 1.0, "b": 2.0}
 DECAY = {"rows": 0.05, "a": 0.1}
@@ -55,9 +55,9 @@ def distance(first, second):
 
 
 def test_chain_direct_runs_and_numpy_agree_in_law():
-    problem = biased(weight_decay=DECAY)
+    problem = bias_problem(weight_decay=DECAY)
     algorithm = sgd.OnePassSGD(lr=LR, head_rate=RATES)
-    start = biased_start(problem)
+    start = bias_start(problem)
     common = {"steps": [STEPS], "dimension": DIMENSION, "runs": 600}
     exact = entries(sgd.simulate(problem, algorithm, start, seed=1, **common))
     direct = entries(sgd.simulate(problem, algorithm, start, method="direct", seed=2, **common))

@@ -255,6 +255,12 @@ class OnePassSGD:
                 self.update,
                 'this update does not train a head. Use head="fixed" or another update.',
             )
+        if structure.top is not None:
+            fix = (
+                "optimisers and temperatures are not supported for problems with a top: only "
+                "plain SGD, with rates by leaf in head_rate. Omit update and temperature."
+            )
+            raise checks.reject("update", self.update, fix)
         if structure.heads > 1:
             raise checks.reject(
                 "update",

@@ -87,7 +87,7 @@ def expect(
     arguments = extra_arguments(function, "user", available)
     check_of_sample("function", function, problem, arguments)
     states, dims, coordinates = _states(result, problem)
-    values, errors = estimate_expectation(problem, UserLoss(function, arguments), states)
+    values, errors = estimate_expectation(problem, UserLoss(function, arguments, top=problem.structure.top), states)
     has_diverged = ~np.all(
         [
             np.isfinite(value).all(axis=tuple(range(len(dims), value.ndim)))
@@ -133,6 +133,9 @@ def _states(
             f"it has (blocks, width, signals) = {expected}, but the states of the result have "
             f"{shape}. Use the problem of the result."
         )
+        raise checks.reject("problem", problem, fix)
+    if states["a"].shape[-1] != problem.structure.head_size:
+        fix = "its head or top has another size than that of the result. Use its problem."
         raise checks.reject("problem", problem, fix)
     if not problem.scheduled:
         del states["alpha"]

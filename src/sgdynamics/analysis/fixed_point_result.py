@@ -20,7 +20,7 @@ class FixedPoint:
     Q : ndarray
         Gram matrix of the rows, (unit, unit).
     a : ndarray
-        The head, (unit,).
+        The head, (unit,); of a problem with a top all its numbers, (entry,).
     risk : float
         The population risk.
     excess_risk : float
@@ -46,6 +46,8 @@ class FixedPoint:
         M in each covariance block.
     Q_blocks : ndarray
         Q in each covariance block.
+    top : dict of ndarray or None
+        The leaves of the top by name; None for a problem without a top.
 
     Examples
     --------
@@ -69,6 +71,7 @@ class FixedPoint:
     found: int
     M_blocks: np.ndarray = field(repr=False)
     Q_blocks: np.ndarray = field(repr=False)
+    top: dict[str, np.ndarray] | None = None
 
     @property
     def stable(self) -> bool:

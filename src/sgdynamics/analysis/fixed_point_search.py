@@ -40,7 +40,8 @@ def draw_rows(
     or orthogonal to it, groups of equal rows, and rows close to zero.
     """
     B, p, K = problem.structure.blocks, problem.width, problem.signals
-    rows, heads = np.zeros((tries, B, p, K + p)), np.ones((tries, p))
+    size = problem.structure.head_size
+    rows, heads = np.zeros((tries, B, p, K + p)), np.ones((tries, size))
     signal_size = np.sqrt(np.einsum("bii->", problem.gram) / K)
     if start is not None and not problem.structure.trained:
         heads[:] = start.a[0]
@@ -59,7 +60,9 @@ def draw_rows(
         if small < 0.3:
             units[:, groups == groups[generator.integers(p)]] *= 1e-3
         rows[run] = units
-        if problem.structure.trained:
+        if problem.structure.top is not None:
+            heads[run] = generator.standard_normal(size)
+        elif problem.structure.trained:
             heads[run] = generator.standard_normal(p)[groups] + generator.integers(0, 2)
     if start is not None:
         T, L = compressed_rows(problem, start)

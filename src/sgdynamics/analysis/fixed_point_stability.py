@@ -83,6 +83,7 @@ def classify_roots(
             )
             error += accuracy.worst * float(np.abs(roots.coordinates[n]).max())
         M, Q, a = (states[name][n] for name in ("M", "Q", "a"))
+        top = problem.structure.top
         has_excess = problem.structure.has_excess
         points.append(
             FixedPoint(
@@ -100,6 +101,7 @@ def classify_roots(
                 found=1,
                 M_blocks=M,
                 Q_blocks=Q,
+                top=None if top is None else top.leaves_by_name(a),
             )
         )
     return points
@@ -128,9 +130,13 @@ def _refine_degenerate_roots(system: DriftSystem, roots: Candidates, limit: floa
         radius = NEAR * size[n, 0, 0]
         differences = rows[n] - rows[n, :, i : i + 1]
         distances = np.sqrt(np.sum(differences**2, axis=(0, 2)))
-        is_close = distances + np.abs(heads[n] - heads[n, i]) <= radius
+        has_head = system.structure.top is None  # the numbers on top belong to no unit
+        if has_head:
+            distances = distances + np.abs(heads[n] - heads[n, i])
+        is_close = distances <= radius
         merged_rows[n, :, i] = rows[n][:, is_close].mean(axis=1)
-        merged_heads[n, i] = heads[n, is_close].mean()
+        if has_head:
+            merged_heads[n, i] = heads[n, is_close].mean()
         if np.sum(rows[n, :, i] ** 2) <= radius**2:
             merged_rows[n, :, i] = 0.0
     for symmetric_rows, symmetric_heads in ((rows, heads), (merged_rows, merged_heads)):

@@ -156,8 +156,8 @@ class DriftSystem:
         expectation = expectation_of(structure)
         self.nodes, self.coarse_nodes = expectation.search_nodes(quadrature, self.flow)
         B, p, K = structure.blocks, structure.width, structure.signals
-        self.shapes = {"M": (B, p, K), "Q": (B, p, p), "a": (p,)}
-        size = B * p * (K + p) + p
+        self.shapes = {"M": (B, p, K), "Q": (B, p, p), "a": (structure.head_size,)}
+        size = B * p * (K + p) + structure.head_size
         # The identity matrix added to Q, in equal parts to every covariance block.
         self.diagonal = np.zeros(size)
         self.diagonal[np.einsum("bii->bi", _positions_of_Q(structure))] = 1.0 / B
@@ -268,7 +268,7 @@ def _independent_directions(problem: Problem) -> np.ndarray:
     """The matrix E: possible changes of the entries (M, Q, a) as columns."""
     structure = problem.structure
     B, p, K = structure.blocks, structure.width, structure.signals
-    size = B * p * (K + p) + p
+    size = B * p * (K + p) + structure.head_size
     in_M = np.arange(B * p * K).reshape(B, p, K)
     in_Q = _positions_of_Q(structure)
     columns = []
@@ -287,5 +287,5 @@ def _independent_directions(problem: Problem) -> np.ndarray:
         if column.any():
             columns.append(column)
     if structure.trained:
-        columns += list(np.eye(size)[-p:])
+        columns += list(np.eye(size)[-structure.head_size :])
     return np.array(columns).T

@@ -120,12 +120,15 @@ def hessian_spectrum(
     constraint: str | None = "problem",
     run: int = 0,
     tolerance: float | None = None,
+    top: bool = True,
 ) -> HessianSpectrum:
     """All eigenvalues of the Hessian of the population risk in the rows, at a fixed head.
 
     ::
 
         d^2 R / dw_i dw_j = E[h_ij x x^T],   h_ij = d^2 loss/dlambda_i dlambda_j
+
+    For a problem with a top the Hessian is that in rows and top together.
 
     Parameters
     ----------
@@ -144,11 +147,14 @@ def hessian_spectrum(
     tolerance : float, optional
         Distance below which eigenvalues count as equal, and as zero. Defaults to 1e-9 of the
         largest one, or to the error if that is larger.
+    top : bool, default True
+        Whether the numbers on top, if the problem has a top, are among the variables; False keeps
+        them fixed.
 
     Returns
     -------
     HessianSpectrum
-        Eigenvalues with their multiplicities, p N in total.
+        Eigenvalues with their multiplicities, p N in total, and with a top of n numbers p N + n.
 
     Raises
     ------
@@ -180,6 +186,10 @@ def hessian_spectrum(
         raise checks.reject("run", run, fix)
     checks.choice("constraint", constraint, ("problem", None, "sphere"))
     constraint = problem.constraint if constraint == "problem" else constraint
+    has_top = checks.flag("top", top) and problem.structure.top is not None
+    if has_top and problem.structure.kinks:
+        fix = "second derivatives in the top need a loss without kinks. Set top=False"
+        raise checks.reject("top", top, fix)
     if tolerance is not None:
         tolerance = checks.number("tolerance", tolerance, 0.0)
     N, block_sizes = _dimensions(problem, dimension)
@@ -200,7 +210,13 @@ def hessian_spectrum(
         signals * scale,
     )
     versions = [
-        _restore_units(curvature, rows, scale, np.asarray(eigenvalues), constraint)
+        _restore_units(
+            curvature if has_top else curvature._replace(top=None),
+            rows,
+            scale,
+            np.asarray(eigenvalues),
+            constraint,
+        )
         for curvature in curvatures
     ]
     hessian, errors = _combine_versions(versions, are_replicates)
@@ -293,6 +309,8 @@ def _restore_units(
     """The Hessian in the coordinates of W from that in whitened coordinates."""
     D = rows.shape[1]
     inside = curvature.inside * scale[:, None, None] * scale
+    top = curvature.top
+    cross = None if top is None else top.cross * scale[:, None]
     outside = eigenvalues[:, None, None] * curvature.outside
     gradient = curvature.gradient * scale
     if constraint == "sphere":
@@ -304,8 +322,15 @@ def _restore_units(
         # The last columns of Q are an orthonormal basis of the tangent space at each row.
         tangent = np.stack([np.linalg.qr(row[:, None], mode="complete")[0][:, 1:] for row in rows])
         inside = np.einsum("imjn,ima,jnb->iajb", inside, tangent, tangent, optimize=True)
+        if cross is not None:
+            cross = np.einsum("imj,ima->iaj", cross, tangent)
     size = inside.shape[0] * inside.shape[1]
     inside = inside.reshape(size, size)
+    if top is not None:
+        assert cross is not None
+        cross = cross.reshape(size, -1)
+        inside = np.block([[inside, cross], [cross.T, top.inside]])
+        gradient = np.concatenate([gradient.reshape(-1), top.gradient])
     symmetric_outside = (outside + np.swapaxes(outside, -1, -2)) / 2
     return _Hessian((inside + inside.T) / 2, symmetric_outside, gradient)
 

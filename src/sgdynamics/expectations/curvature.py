@@ -35,7 +35,16 @@ ONE_SIDED = 1e-12
 PIECEWISE_NODES, NODES = 18, 60
 REPLICATES, LOG2_POINTS = 4, 14  # Sobol points for a loss of any kind
 OFFSET = 1e-9  # relative displacement that separates coinciding kinks of parallel units
+TOP_BATCH = 1024  # points whose second derivatives with respect to the top are computed together
 HALF_STEP = 1e-7  # distance on either side of a kink at which a jump is measured
+
+
+class TopCurvature(NamedTuple):
+    """The part of the Hessian that belongs to the numbers theta on top of the rows."""
+
+    cross: np.ndarray  # E[d^2 loss/dtheta dlambda_i x], (p, D, n); 0 outside of the frame
+    inside: np.ndarray  # E[d^2 loss/dtheta^2], (n, n)
+    gradient: np.ndarray  # E[dloss/dtheta], (n,)
 
 
 class Curvature(NamedTuple):
@@ -44,6 +53,7 @@ class Curvature(NamedTuple):
     inside: np.ndarray  # E[h_ij x x^T] on the frame, (p, D, p, D)
     outside: np.ndarray  # E[h_ij], (p, p): the Hessian in each direction outside of the frame
     gradient: np.ndarray  # E[h_i x], (p, D)
+    top: TopCurvature | None = None  # the blocks of the numbers on top
 
 
 class PairCurvature(NamedTuple):
@@ -311,14 +321,62 @@ def sample_curvatures(
     rows: np.ndarray,
     signals: np.ndarray,
 ) -> list[Curvature]:
-    """Replicates of the curvature of a loss of any kind, from Sobol points."""
+    """Replicates of the curvature of a loss of any kind, from Sobol points.
+
+    A problem with a top also has the blocks of its numbers.
+    """
     fields, axes = reduce_columns(rows, signals)
     replicates = sobol_normals(fields.shape[1] + 1, LOG2_POINTS, REPLICATES, whiten=True)
     curvatures = []
     for points in replicates:
         gradient, slope = _sampled_slope(structure, parameters, points, head, fields)
-        curvatures.append(curvature_from_reduced(gradient, slope, axes))
+        curvature = curvature_from_reduced(gradient, slope, axes)
+        if structure.top is not None:
+            cross, inside, of_top = map(
+                np.asarray, _sampled_top_slope(structure, parameters, points, head, fields)
+            )
+            cross = np.einsum("iaj,ma->imj", cross[:, :-1], axes)
+            curvature = curvature._replace(top=TopCurvature(cross, inside, of_top))
+        curvatures.append(curvature)
     return curvatures
+
+
+@partial(jax.jit, static_argnums=0)
+def _sampled_top_slope(
+    structure: Structure,
+    parameters: Parameters,
+    points: Float[Numeric, "n columns_and_noise"],
+    head: Float[Numeric, " entries"],
+    fields: Float[Numeric, "fields columns"],
+) -> tuple[Numeric, Numeric, Numeric]:
+    """E[d^2 loss/dlambda_i dtheta z], E[d^2 loss/dtheta^2] and E[dloss/dtheta] of a smooth loss."""
+    p, z, noise = structure.width, points[:, : fields.shape[1]], points[:, -1]
+    count = len(z)
+
+    def gradients(
+        head: Float[Numeric, " entries"], values: Float[Numeric, " fields"], draw: Scalar
+    ) -> tuple[Numeric, Numeric]:
+        return jax.grad(structure.loss, argnums=(0, 2))(
+            values[:p], values[p:], head, draw, parameters
+        )
+
+    def sums(position: Numeric, size: int) -> tuple[Numeric, Numeric, Numeric]:
+        """Sums over a batch of points, so that the second derivatives fit into memory."""
+        batch_z = jax.lax.dynamic_slice_in_dim(z, position, size)
+        draws = jax.lax.dynamic_slice_in_dim(noise, position, size)
+        values = batch_z @ fields.T
+        of_top = jax.vmap(gradients, (None, 0, 0))(head, values, draws)[1]
+        mixed, second = jax.vmap(jax.jacfwd(gradients), (None, 0, 0))(head, values, draws)
+        return (
+            jnp.einsum("nij,na->iaj", mixed, batch_z),
+            jnp.sum(second, axis=0),
+            jnp.sum(of_top, axis=0),
+        )
+
+    size = min(count, TOP_BATCH)
+    totals = jax.lax.map(lambda index: sums(index * size, size), jnp.arange(count // size))
+    cross, inside, of_top = (jnp.sum(total, axis=0) / count for total in totals)
+    return cross, (inside + inside.T) / 2, of_top
 
 
 @partial(jax.jit, static_argnums=0)

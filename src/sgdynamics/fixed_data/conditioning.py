@@ -199,7 +199,8 @@ def draw_step(setup: Setup, key: RandomKey, n: int, capacity: int, dtype: DType)
     samples = n // setup.structure.sample.tokens.inputs_per_sample if setup.selects else 0
     normals, uniform = normals_and_uniforms(key, count, samples)
     directions = setup.directions_per_step * blocks
-    few, uniforms = normals_and_uniforms(small_key, directions + p * p * blocks + p, directions)
+    small_count = directions + p * p * blocks + setup.structure.head_size
+    few, uniforms = normals_and_uniforms(small_key, small_count, directions)
     lengths, lower, head = jnp.split(few, [directions, directions + p * p * blocks])
     # By jax.random: the first numbers of an array do not depend on its length, so that the
     # capacity of memory does not change the run.

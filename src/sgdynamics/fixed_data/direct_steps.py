@@ -456,14 +456,15 @@ def fixed_data_step(
     share = (1 / (rates["divisor"] * samples)).astype(dtype)
     gradient, head_gradient = share * sums.gradient, share * sums.head_gradient
     # One draw for white noise on rows and head, and for the next selection
+    kicks = p * rows.shape[1] + len(head)
     normals, uniforms = normals_and_uniforms(
-        key, p * (rows.shape[1] + 1) if options.thermal else 0, samples if options.selects else 0
+        key, kicks if options.thermal else 0, samples if options.selects else 0
     )
     kick = head_kick = None
     if options.thermal:
         noise = (thermal_noise_scale(rates, context.dimension) * normals).astype(dtype)
-        kick = noise[:-p].reshape(rows.shape)
-        head_kick = jnp.sqrt(rates["head_rate"].astype(dtype)) * noise[-p:]
+        kick = noise[: -len(head)].reshape(rows.shape)
+        head_kick = jnp.sqrt(rates["head_rate"].astype(dtype)) * noise[-len(head) :]
     # Step sizes in the precision of the weights, from schedules in float64
     lr, head_rate = (rates[name].astype(dtype) for name in ("lr", "head_rate"))
     decay_of_head = parameters.get("head_decay")

@@ -126,7 +126,7 @@ def paths_from_state(
         gZ=jnp.zeros((s, z, blocks)),
         Z=jnp.zeros((z, blocks)),
         new=jnp.zeros((s, s)),
-        head=jnp.zeros(p),
+        head=jnp.zeros(setup.structure.head_size),
     )
     return Paths(
         P=jnp.zeros((1, capacity, n), storage),

@@ -73,7 +73,7 @@ class Top:
             [jnp.reshape(leaf, (*jnp.shape(leaf)[:leading_axes], -1)) for leaf in leaves], axis=-1
         )
 
-    def by_name(self, vectors: np.ndarray) -> dict[str, np.ndarray]:
+    def leaves_by_name(self, vectors: np.ndarray) -> dict[str, np.ndarray]:
         """Return the leaves (..., *shape) of vectors (..., n) by name."""
         leaves = jax.tree.leaves(self.unravel(vectors))
         return dict(zip(self.names, leaves, strict=True))
@@ -184,10 +184,10 @@ def _is_shape(value: object) -> bool:
 
 
 def _name(path: tuple[Any, ...]) -> str:
-    parts = [
+    keys = [
         str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", key)))) for key in path
     ]
-    return ".".join(parts) or "theta"
+    return ".".join(keys) or "theta"
 
 
 def validate_values(argument: str, top: Top, values: object, runs: int = 1) -> np.ndarray:

@@ -430,7 +430,7 @@ def _describe_sample(
     if compared is not None:
         return "output {:.4g} and label {:.4g}".format(*compared)
     arguments = {"fields": fields, "signals": signals}
-    arguments |= {"head": head} if structure.top is None else structure.top.by_name(head)
+    arguments |= {"head": head} if structure.top is None else structure.top.leaves_by_name(head)
     arguments |= draws if isinstance(draws, dict) else {"noise_draw": draws}
     if structure.loss.reads_overlaps:
         Q, M = (np.asarray(blocks).sum(axis=0) for blocks in overlaps)

@@ -20,6 +20,7 @@ from sgdynamics.base.arrays import State
 from sgdynamics.base.precision import float64
 from sgdynamics.base.user_functions import validate_function
 from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.tops import Top
 from sgdynamics.problems.user_losses import UserLoss
 from sgdynamics.results.variables import STANDARD_ERROR, TAKEN, VARIABLES
 
@@ -80,10 +81,13 @@ class Observables:
     of_state: dict[str, Callable[..., Any]] = field(default_factory=dict)
     of_sample: dict[str, Callable[..., Any]] = field(default_factory=dict)
     evaluated: dict[str, Any] = field(default_factory=dict)  # dynamics with other risks
+    top: Top | None = None  # shapes of the third argument of functions of a sample
 
     def losses(self) -> dict[str, UserLoss]:
         """The functions of a sample as losses, whose mean over the data a simulator computes."""
-        return {name: UserLoss(function) for name, function in self.of_sample.items()}
+        return {
+            name: UserLoss(function, top=self.top) for name, function in self.of_sample.items()
+        }
 
 
 def checked_record(
@@ -95,7 +99,7 @@ def checked_record(
     if not isinstance(record, Mapping):
         fix = 'give functions by name: {"cosine": function_of_state}'
         raise checks.reject("record", record, fix)
-    observables = Observables()
+    observables = Observables(top=getattr(getattr(problem, "structure", None), "top", None))
     for name, function in record.items():
         is_free = (
             isinstance(name, str)

@@ -41,6 +41,8 @@ from sgdynamics.expectations.sampled import parameters_with_overlaps
 from sgdynamics.problems.gram import eigen_root
 from sgdynamics.problems.overlap_starts import Start, validate_start
 from sgdynamics.problems.problem import Problem, Structure
+from sgdynamics.problems.tops import head_decay
+from sgdynamics.results.variables import TOP_PREFIX
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation.sample_moves import SampleMoves, sample_moves
 
@@ -209,9 +211,15 @@ def _coordinates(structure: Structure) -> tuple[tuple[str, ...], list[Coordinate
         ("Q", i, j) for i in range(p) for j in range(i, p)
     ]
     if structure.trained:
-        coordinates += [("a", i, i) for i in range(p)]
+        coordinates += [("a", i, i) for i in range(structure.head_size)]
+    top = structure.top
+    head_names = (
+        [f"a{i + 1}" for i in range(structure.head_size)]
+        if top is None
+        else top.entry_names(TOP_PREFIX)
+    )
     names = tuple(
-        f"a{i + 1}" if kind == "a" else f"{kind}{i + 1}{separator}{j + 1}"
+        head_names[i] if kind == "a" else f"{kind}{i + 1}{separator}{j + 1}"
         for kind, i, j in coordinates
     )
     return names, coordinates
@@ -247,10 +255,11 @@ def _decay(
     al = float(parameters["weight_decay"])
     M, Q, a = start.M[run], start.Q[run], start.a[run]
     _, coordinates = _coordinates(structure)
+    head_decays = -algorithm.head_rate * np.asarray(head_decay(parameters)) * a
     values = {
         "M": lambda i, r: -al * M[i, r],
         "Q": lambda i, j: -2 * al * Q[i, j],
-        "a": lambda i, _: -algorithm.head_rate * al * a[i],
+        "a": lambda i, _: head_decays[i],
     }
     return np.array([values[kind](i, j) for kind, i, j in coordinates])
 
@@ -422,11 +431,10 @@ def _averages(
         # h C h^T, with C the correlation of the tokens
         mixed = np.asarray(sample.tokens.correlate(parameters, by_token, -2))
         gram = np.einsum("nti,ntj->nij", mixed, mixed)
-        terms = np.concatenate(
-            [products, noise_rate * gram, np.asarray(head_gradient)[:, :, None]], axis=2
-        )
+        terms = np.concatenate([products, noise_rate * gram], axis=2)
+        head_steps = -algorithm.head_rate * np.asarray(head_gradient)
         u = np.stack(
-            [_increment(structure, algorithm, terms, *coordinate) for coordinate in coordinates],
+            [_increment(structure, terms, head_steps, *coordinate) for coordinate in coordinates],
             axis=1,
         )
         first = first + share * (weights @ u)
@@ -435,15 +443,15 @@ def _averages(
 
 
 def _increment(
-    structure: Structure, algorithm: OnePassSGD, terms: np.ndarray, kind: str, i: int, j: int
+    structure: Structure, terms: np.ndarray, head_steps: np.ndarray, kind: str, i: int, j: int
 ) -> np.ndarray:
-    """Return u of one coordinate, from h lambda^T, (lr/B) h h^T and dloss/da side by side."""
+    """Return u of one coordinate, from h lambda^T and (lr/B) h h^T side by side, and u of a."""
     p, fields = structure.width, structure.fields
     if kind == "M":
         return -terms[:, i, p + j]
     if kind == "Q":
         return -terms[:, i, j] - terms[:, j, i] + terms[:, i, fields + j]
-    return -algorithm.head_rate * terms[:, i, -1]
+    return head_steps[:, i]
 
 
 @partial(jax.jit, static_argnums=0)

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from sgdynamics.dynamics.fields import head_variables
 from sgdynamics.fixed_data.bounded_memory import Memory
 from sgdynamics.fixed_data.dmft import REDUCTION, Sweep
 from sgdynamics.results.build import build_result, divergence_warning, evaluate_observables
 from sgdynamics.results.datasets import largest_share
-from sgdynamics.results.variables import STANDARD_ERROR, VARIABLES
+from sgdynamics.results.variables import STANDARD_ERROR, TOP_PREFIX, VARIABLES
 from sgdynamics.solvers.call import SolverCall
 from sgdynamics.solvers.dmft_cells import (
     TWO_TIME_NAMES,
@@ -121,12 +122,14 @@ def dmft_result(
             dims = ("run", "time", *VARIABLES[name].axes)
             result[name] = (dims, means[name], {"long_name": VARIABLES[name].meaning})
     # Standard errors in the order of the documented variables
-    standard = [name for name in VARIABLES if name in result and name in errors.total]
-    for name in (*standard, *observed):
+    total = errors.total | head_variables(call.dynamics.structure, errors.total["a"])
+    leaves = [name for name in total if name.startswith(TOP_PREFIX)]
+    standard = [name for name in VARIABLES if name in result and name in total]
+    for name in (*standard, *leaves, *observed):
         label = f"{result[name].attrs['long_name']}, standard error"
         result[name + STANDARD_ERROR] = (
             result[name].dims,
-            errors.total[name],
+            total[name],
             {"long_name": label},
         )
     return result
