@@ -18,6 +18,8 @@ from sgdynamics.problems.activations import NAMED, Activation, polynomial
 from tests.conftest import C4, slow
 
 INDEX = np.array([[0, 1, 2, 3]])
+# fields c of each field b: offsets 0, 1, 2
+PARTNERS = (np.arange(4)[:, None] + np.arange(3)) % 4
 OMEGA = C4
 COEFFICIENTS = np.array([-0.3, 0.2, 0.5, 0.7])
 
@@ -68,7 +70,7 @@ def test_reference_values_of_I4():
     with jax.enable_x64(True):
         erf, orthant, relu = jax.jit(
             lambda omega: (
-                erf_four_point(1.0, omega, INDEX, 4)[0],
+                erf_four_point(1.0, 4, omega, 0, 1, PARTNERS)[2, 1],
                 orthant_probability(omega[None])[0],
                 relu_four_point(omega, INDEX, 2)[0],
             )

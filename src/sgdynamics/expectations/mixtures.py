@@ -101,26 +101,30 @@ def cluster_moments(
         return jax.vmap(
             lambda mean, label: circle_moments(nodes, mean, covariance, head, 1 - 2 * label)
         )(means, labels)
-    # flip = 1 - 2y is 1 for label 0 and -1 for label 1
-    by_pairs = jax.vmap(
-        lambda mean, label: pair_moments(quadrature, nodes, mean, covariance, head, 1 - 2 * label)
-    )(means, labels)
+
+    def integrate_pairs(mean: Float[Numeric, " p"], label: Scalar) -> ClusterMoments:
+        # flip = 1 - 2y is 1 for label 0 and -1 for label 1
+        return pair_moments(quadrature, nodes, mean, covariance, head, 1 - 2 * label)
+
     if not quadrature.lines:
-        return by_pairs
+        return jax.vmap(integrate_pairs)(means, labels)
+
+    def integrate_cluster(cluster: tuple[Float[Numeric, " p"], Scalar]) -> ClusterMoments:
+        mean, label = cluster
+        by_lines, doubt = _line_moments(quadrature, nodes, mean, covariance, head, 1 - 2 * label)
+
+        def interpolate() -> ClusterMoments:
+            # a smooth transition: pairs where half-lines are doubted
+            return jax.tree.map(
+                lambda pairs, lines: doubt * pairs + (1 - doubt) * lines,
+                integrate_pairs(mean, label),
+                by_lines,
+            )
+
+        return jax.lax.cond(doubt > 0, interpolate, lambda: by_lines)
+
     # one cluster after the other: together their many points would not fit into the cache
-    by_lines, doubts = jax.lax.map(
-        lambda cluster: _line_moments(
-            quadrature, nodes, cluster[0], covariance, head, 1 - 2 * cluster[1]
-        ),
-        (means, labels),
-    )
-
-    def interpolate(pairs: Float[Numeric, "*s"], lines: Float[Numeric, "*s"]) -> Numeric:
-        # a smooth transition: pairs where half-lines are doubted
-        share = doubts.reshape(-1, *[1] * (pairs.ndim - 1))
-        return share * pairs + (1 - share) * lines
-
-    return jax.tree.map(interpolate, by_pairs, by_lines)
+    return jax.lax.map(integrate_cluster, (means, labels))
 
 
 def _line_moments(

@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from sgdynamics.base.arrays import Numeric, Parameters
 from sgdynamics.expectations import curvature, mehler, pairs
+from sgdynamics.expectations.closed_forms import closed_forms_of
 from sgdynamics.expectations.closed_forms.family import NoiseTerm
 from sgdynamics.expectations.interface import Moments, Quadrature
 from sgdynamics.expectations.solver_interface import Evaluation, SolverExpectation
@@ -89,6 +90,11 @@ class Networks(SolverExpectation):
         """Whether s' = 1, so that the noise is the mean squared residual for any label."""
         return self.structure.loss.student.coefficients == IDENTITY
 
+    @property
+    def has_quick_pairs(self) -> bool:
+        """Whether pairs of students are closed: a series costs nearly as much as the noise."""
+        return closed_forms_of(self.structure.loss.student) is not None
+
     def quadrature(self, largest: float) -> Quadrature:
         """A Mehler series, if there is one, that is accurate up to fields of variance `largest`."""
         student = self.structure.loss.student
@@ -109,8 +115,8 @@ class Networks(SolverExpectation):
         return not flow and self.closed_noise is None and not self.has_linear_students
 
     def coarser(self, quadrature: Quadrature, flow: bool) -> Quadrature | None:
-        """Without the noise, whose cost grows faster with the width than that of pairs."""
-        is_small = self.structure.width < LEAST_WIDE
+        """Without the noise, where that costs more than the pairs of fields."""
+        is_small = self.structure.width < LEAST_WIDE or not self.has_quick_pairs
         if flow or is_small or self.has_linear_students or not quadrature.noise:
             return None
         return replace(quadrature, noise=False)

@@ -56,8 +56,8 @@ FIRST_WINDOW = 8.0
 # Degree of the polynomial that is continued into the next window as a first approximation.
 CONTINUED_DEGREE = 3
 # Windows of a trajectory before LSODA continues, and sweeps of a window before it is shortened.
-MOST_WINDOWS, MOST_SWEEPS = 150, 8
-# Shortenings of one window in succession, after which the method is given up.
+MOST_WINDOWS, MOST_SWEEPS = 300, 8
+# Shortenings of windows beyond one per accepted window, after which the method is given up.
 MOST_REJECTIONS = 8
 # Explicit steps of a window.
 MOST_STEPS = 600
@@ -404,9 +404,7 @@ def _split_saved(
     return saved[:, :, -NODES:], saved[:, :, :count], errors[:, :, :count]
 
 
-def _judge(
-    run: _Trajectories, index: tuple[int, ...], outcome: _Outcome, has_failed: bool
-) -> bool:
+def _judge(run: _Trajectories, index: tuple[int, ...], outcome: _Outcome, has_failed: bool) -> bool:
     """Accept, sweep again or shorten the window of one trajectory; False to give up."""
     length = float(run.end[index] - run.t[index])
     coefficients = run.coefficients[index]
@@ -464,7 +462,7 @@ def _shorten(
 ) -> bool:
     """Repeat a window with a shorter one; the latest polynomial is the first approximation."""
     run.rejections[index] += 1
-    if run.rejections[index] > MOST_REJECTIONS:
+    if run.rejections[index] > MOST_REJECTIONS + run.windows[index]:
         return False
     start, end = float(run.t[index]), float(run.end[index])
     length = factor * (end - start)
@@ -482,14 +480,11 @@ def _accept(run: _Trajectories, index: tuple[int, ...], outcome: _Outcome) -> No
     run.saved[index][is_inside] = outcome.user_values[index][is_inside]
     share = ((times[is_inside] - start) / (end - start))[:, None]
     window_error = run.window_error[index]
-    run.saved_error[index][is_inside] = (
-        outcome.user_errors[index][is_inside] + share * window_error
-    )
+    run.saved_error[index][is_inside] = outcome.user_errors[index][is_inside] + share * window_error
     run.y[index] = np.asarray(loops.y)[index]
     run.error[index] = np.asarray(loops.error)[index] + window_error
     run.t[index] = end
     run.windows[index] += 1
-    run.rejections[index] = 0
     steps = int(np.asarray(loops.steps)[index])
     run.steps = max(run.steps, steps)
     run.first_step[index] = (end - start) / max(steps, 1)

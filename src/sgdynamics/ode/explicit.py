@@ -358,7 +358,7 @@ def _propagate_error(
     growth = jnp.minimum(growth, LARGEST_GROWTH)
     is_small = jnp.abs(growth) < 1e-6
     phi = jnp.where(is_small, 1.0, jnp.expm1(growth) / jnp.where(is_small, 1.0, growth))
-    return error + h * phi * slope
+    return jnp.asarray(error + h * phi * slope)
 
 
 def _relative_error(

@@ -9,11 +9,13 @@ Saad and Solla, Phys. Rev. E 52 (1995) 4225. A, B and the derivatives follow by 
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Numeric
+from sgdynamics.base.arrays import IntScalar, Numeric
 from sgdynamics.expectations.closed_forms.family import (
     ClosedForms,
     Matrix,
@@ -21,7 +23,7 @@ from sgdynamics.expectations.closed_forms.family import (
     PairMoments,
     register,
 )
-from sgdynamics.expectations.closed_forms.quadruples import sum_quadruples
+from sgdynamics.expectations.closed_forms.quadruples import sum_pairs_of_fields
 from sgdynamics.problems.activations import NAMED, Activation
 
 KAPPA = {NAMED["erf"]: 1.0, NAMED["sign"]: 0.0}
@@ -83,8 +85,8 @@ class ErfForms(ClosedForms):
             return None  # the sign has no gradient
         # slots of students have kappa = 1, those of teachers their own
         kappa = KAPPA[teacher]
-        return lambda omega, c, p: sum_quadruples(
-            omega, c, p, lambda *arguments: erf_four_point(kappa, *arguments)
+        return lambda omega, c, p: sum_pairs_of_fields(
+            omega, c, p, partial(erf_four_point, kappa, p)
         )
 
 
@@ -109,30 +111,37 @@ def arcsine_kernel(
 
 
 def erf_four_point(
-    kappa: float, omega: Float[Numeric, "fields fields"], index: np.ndarray, p: int
-) -> Float[Numeric, " n"]:
+    kappa: float,
+    p: int,
+    omega: Float[Numeric, "fields fields"],
+    i: IntScalar,
+    j: IntScalar,
+    partners: np.ndarray,
+) -> Float[Numeric, "fields offsets"]:
     """I4 = E[g1' g2' g3 g4], Saad and Solla, Phys. Rev. E 52 (1995) 4225, appendix A:
 
-        I4 = (4/pi^2) arcsin(L0/sqrt(L1 L2))/sqrt(L4).
+        I4 = (4/pi^2) arcsin(L0/sqrt(L1 L2))/sqrt(L4),
 
-    Slots 3 and 4 are students (kappa = 1) or, from index p on, teachers with their `kappa`.
+    with the students i, j in slots 1 and 2, all fields b in slot 3, and the fields `partners` of b
+    in slot 4. These are students (kappa = 1) or, from index p on, teachers with their `kappa`.
     """
-    i, j, b, c = index.T
-    s1, s2 = 1.0 + omega[i, i], 1.0 + omega[j, j]
-    s3 = jnp.where(b < p, 1.0, kappa) + omega[b, b]
-    s4 = jnp.where(c < p, 1.0, kappa) + omega[c, c]
-    C12, C13, C14 = omega[i, j], omega[i, b], omega[i, c]
-    C23, C24, C34 = omega[j, b], omega[j, c], omega[b, c]
+    fields = np.arange(omega.shape[0])
+    kappas = np.where(fields < p, 1.0, kappa)
+    s1, s2, C12 = 1.0 + omega[i, i], 1.0 + omega[j, j], omega[i, j]
+    with_i, with_j = omega[i], omega[j]
     # g1' g2' is a Gaussian weight: L0, L1, L2 are covariances of slots 3 and 4 under it, times L4
     L4 = s1 * s2 - C12**2
-    L0 = L4 * C34 - C23 * C24 * s1 - C13 * C14 * s2 + C12 * (C13 * C24 + C14 * C23)
-    L1 = L4 * s3 - C23**2 * s1 - C13**2 * s2 + 2 * C12 * C13 * C23
-    L2 = L4 * s4 - C24**2 * s1 - C14**2 * s2 + 2 * C12 * C14 * C24
-    ratio = L0 / jnp.sqrt(L1 * L2)
+    first, second = s2 * with_i - C12 * with_j, s1 * with_j - C12 * with_i
+    # L0 = L4 C34 - s1 C23 C24 - s2 C13 C14 + C12 (C13 C24 + C14 C23)
+    L0 = L4 * omega[fields[:, None], partners] - (
+        first[:, None] * with_i[partners] + second[:, None] * with_j[partners]
+    )
+    variances = L4 * (kappas + jnp.diagonal(omega)) - first * with_i - second * with_j
+    ratio = L0 / jnp.sqrt(variances[:, None] * variances[partners])
     # The square of a sign teacher is 1: the ratio is exactly 1, where arcsin has no derivative. The
     # value does not depend on the overlaps there, so the derivative 0 of the constant is right.
-    certain = (b == c) & (b >= p) & (kappa == 0.0)
-    angle = jnp.where(certain, np.pi / 2, jnp.arcsin(jnp.where(certain, 0.0, ratio)))
+    is_certain = (partners == fields[:, None]) & (kappas == 0.0)[:, None]
+    angle = jnp.where(is_certain, np.pi / 2, jnp.arcsin(jnp.where(is_certain, 0.0, ratio)))
     return 4 / np.pi**2 * angle / jnp.sqrt(L4)
 
 

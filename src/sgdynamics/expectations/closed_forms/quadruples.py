@@ -11,10 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Numeric
+from sgdynamics.base.arrays import IntScalar, Numeric
+
+BATCH_TERMS = (1 << 13, 1 << 22)  # quadruples that are evaluated together: on a CPU, on a GPU
 
 
 @lru_cache(maxsize=32)
@@ -43,6 +47,36 @@ def sum_quadruples(
     terms = four_point(omega, index, p) * multiplicity * c[index[:, 2]] * c[index[:, 3]]
     upper = terms.reshape(p * (p + 1) // 2, -1).sum(axis=1)
     return _symmetric_matrix(upper, p)
+
+
+def sum_pairs_of_fields(
+    omega: Float[Numeric, "fields fields"],
+    c: Float[Numeric, " fields"],
+    p: int,
+    four_point: Callable[..., Float[Numeric, "fields offsets"]],
+) -> Float[Numeric, "p p"]:
+    """N from E[s'_i s'_j g_b g_c] = four_point(Omega, i, j, partners) for all fields b and c.
+
+    `partners` are the fields c of each b, (fields, offsets): b + offset for the offsets 0 to n/2,
+    which are all pairs (b, c) once. The pairs (i, j) are evaluated in batches that fit into the
+    cache; arrays of all quadruples do not, and their indices would be constants of the program.
+    """
+    fields = omega.shape[0]
+    offsets = np.arange(fields // 2 + 1)
+    partners = (np.arange(fields)[:, None] + offsets) % fields
+    # each pair of different fields counts twice, and half of the circle is met from both ends
+    is_single = (offsets == 0) | (2 * offsets == fields)
+    weights = jnp.where(is_single, 1.0, 2.0) * c[:, None] * c[partners]
+    rows, columns = np.triu_indices(p)
+
+    def entry(pair: tuple[IntScalar, IntScalar]) -> Float[Numeric, ""]:
+        return jnp.sum(weights * four_point(omega, *pair, partners))
+
+    batch = max(1, BATCH_TERMS[jax.default_backend() == "gpu"] // partners.size)
+    pairs = (jnp.asarray(rows), jnp.asarray(columns))
+    if batch >= len(rows):
+        return _symmetric_matrix(jax.vmap(entry)(pairs), p)
+    return _symmetric_matrix(jax.lax.map(entry, pairs, batch_size=batch), p)
 
 
 def _symmetric_matrix(upper: Float[Numeric, " n"], p: int) -> Float[Numeric, "p p"]:
