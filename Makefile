@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-reproductions slow tenth lint bench gallery docs wheel clean
+.PHONY: demo test test-reproductions slow tenth lint bench calls gallery docs wheel clean
 
 # the sdist of the library has no reproductions
 REPRODUCTIONS := $(wildcard reproductions/pyproject.toml)
@@ -41,6 +41,10 @@ lint: $(VENV)/.ready
 
 bench: $(VENV)/.ready
 	$(BIN)/python benchmarks/run.py
+
+# first and second call of public functions, with what limits them
+calls: $(VENV)/.ready
+	$(BIN)/python benchmarks/calls.py --json output/calls.json
 
 gallery: $(VENV)/.ready
 	$(BIN)/python -m sgdynamics_reproductions.gallery --quick --out output/gallery

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from sgdynamics.analysis.repeats import worth_of_repeats as worth_of_repeats
     from sgdynamics.analysis.sample_complexity import SampleComplexity as SampleComplexity
     from sgdynamics.analysis.sample_complexity import sample_complexity as sample_complexity
+    from sgdynamics.base.compile_cache import compile_cache as compile_cache
     from sgdynamics.base.controls import piecewise_rate as piecewise_rate
     from sgdynamics.base.support import supported as supported
     from sgdynamics.dynamics.protocol import Dynamics as Dynamics
@@ -154,6 +155,7 @@ _PACKAGE_OF = {
     "algorithm_of": "sgdynamics.results.datasets",
     "certify": "sgdynamics.analysis.certify",
     "compare": "sgdynamics.analysis.comparison",
+    "compile_cache": "sgdynamics.base.compile_cache",
     "contexts": "sgdynamics.problems.contexts",
     "early_stopping": "sgdynamics.analysis.early_stopping",
     "effective_dynamics": "sgdynamics.analysis.effective.dynamics",

@@ -239,7 +239,12 @@ def test_both_distributions_have_the_same_version_and_licence():
 
 
 def test_workflows_call_existing_targets():
-    assert {path.name for path in WORKFLOWS} == {"test.yml", "docs.yml", "release.yml"}
+    assert {path.name for path in WORKFLOWS} == {
+        "test.yml",
+        "docs.yml",
+        "release.yml",
+        "benchmarks.yml",
+    }
     targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
     called = set()
     for path in WORKFLOWS:
@@ -257,8 +262,18 @@ def test_workflows_call_existing_targets():
                         f"{path.name}: {step['uses']} is not pinned to a major version"
                     )
                 called |= set(re.findall(r"\bmake ([\w-]+)", step.get("run", "")))
-    assert called == {"lint", "test", "test-reproductions", "docs", "wheel"}
+    assert called == {"lint", "test", "test-reproductions", "docs", "wheel", "bench", "calls"}
     assert called <= targets
+
+
+def test_the_history_of_benchmarks_is_scheduled_and_stored():
+    path = ROOT / ".github/workflows/benchmarks.yml"
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert workflow[True]["schedule"][0]["cron"]  # YAML reads the word `on` as true
+    steps = workflow["jobs"]["calls"]["steps"]
+    stored = [step["with"]["path"] for step in steps if "upload-artifact" in step.get("uses", "")]
+    assert len(stored) == 1
+    assert f"benchmarks/calls.py --json {stored[0]}" in MAKEFILE
 
 
 def test_python_versions_agree():

@@ -1,0 +1,245 @@
+"""Measure public calls as a user sees them: the first call and the second one, and their limits.
+
+    python benchmarks/calls.py                    all calls, each in a fresh process
+    python benchmarks/calls.py "ODE, ReLU"        those whose name contains this
+    python benchmarks/calls.py --cache FOLDER     with a persistent compilation cache
+    python benchmarks/calls.py --json FILE        also write the table, for the history
+
+The first call of a process compiles. Its limit is the time that the compiler takes. The second call
+runs compiled programs. Its limit is the time inside of the loop that does the work: the steps of
+the chain or the integration alone, without arguments, risks and the labelled result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Call(NamedTuple):
+    """A public call, and the function inside of it that does the work.
+
+    Attributes
+    ----------
+    prepare : callable
+        Returns the call as a function without arguments.
+    work : str
+        Import path of the function that does the work, "module:name", as its caller sees it.
+    """
+
+    prepare: Callable[[], Callable[[], Any]]
+    work: str
+
+
+def network(activation: Any, width: int, teachers: int, **options: Any) -> tuple[Any, Any]:
+    """A committee machine and a random start."""
+    import sgdynamics as sgd
+
+    problem = sgd.TeacherStudent(
+        width=width, teacher_width=teachers, activation=activation, noise=0.01, **options
+    )
+    return problem, sgd.random_start(problem, dimension=1000, seed=0)
+
+
+def ode(activation: str, width: int, teachers: int) -> Callable[[], Any]:
+    """`solve_ode` up to t = 4."""
+    import sgdynamics as sgd
+
+    problem, start = network(activation, width, teachers)
+    times = np.linspace(0, 4, 17)
+    return lambda: sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5), start, times=times)
+
+
+def chain(runs: int, steps: int, reduce: str | None = None) -> Callable[[], Any]:
+    """`simulate` by the exact chain with two save points."""
+    import sgdynamics as sgd
+
+    problem, start = network("erf", 2, 1)
+    setting = {"steps": [steps // 2, steps], "dimension": 1000, "runs": runs, "reduce": reduce}
+    return lambda: sgd.simulate(problem, sgd.OnePassSGD(lr=0.5), start, **setting)
+
+
+def own_activation(x: Any) -> Any:
+    """An activation without closed forms."""
+    import jax.numpy as jnp
+
+    return jnp.tanh(x) + 0.3 * x**2 * jnp.exp(-(x**2) / 4)
+
+
+def exits() -> Callable[[], Any]:
+    """`exit_time` of 24 runs at d = 1000: 35,000 steps of an own activation, head trained."""
+    import sgdynamics as sgd
+
+    problem, _ = network(own_activation, 2, 1, head="trained")
+    start = sgd.random_start(problem, dimension=1000, runs=24, seed=1)
+    setting = {"threshold": 0.9, "method": "exact", "dimension": 1000, "max_time": 17.5}
+    return lambda: sgd.exit_time(problem, sgd.OnePassSGD(lr=0.5), start, **setting)
+
+
+def xor() -> Callable[[], Any]:
+    """`solve_ode` of the XOR mixture, width 4."""
+    import sgdynamics as sgd
+
+    problem = sgd.GaussianMixture("xor", width=4, snr=10.0)
+    start = sgd.random_start(problem, dimension=1000, seed=0)
+    return lambda: sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5), start, times=[0.0, 1.0, 2.0])
+
+
+def dmft() -> Callable[[], Any]:
+    """`solve_dmft` of gradient descent, 4096 paths x 40 steps."""
+    import sgdynamics as sgd
+
+    problem, start = network("erf", 1, 1)
+    algorithm = sgd.GradientDescent(lr=0.5, samples_per_dimension=3.0)
+    return lambda: sgd.solve_dmft(problem, algorithm, start, steps=[20, 40], paths=4096)
+
+
+def sde() -> Callable[[], Any]:
+    """`solve_sde`, 64 paths at d = 1000."""
+    import sgdynamics as sgd
+
+    problem, start = network("erf", 2, 1)
+    setting = {"times": [0.5, 1.0], "dimension": 1000, "runs": 64}
+    return lambda: sgd.solve_sde(problem, sgd.OnePassSGD(lr=0.5), start, **setting)
+
+
+INTEGRATION = "sgdynamics.solvers.batch:run_cases"
+SIMULATION = "sgdynamics.solvers.simulate:run_until"
+CALLS = {
+    "ODE, erf p = 2": Call(lambda: ode("erf", 2, 1), INTEGRATION),
+    "ODE, ReLU p = 4, k = 2": Call(lambda: ode("relu", 4, 2), INTEGRATION),
+    "ODE, xor p = 4": Call(xor, INTEGRATION),
+    "chain, 100 runs x 2000 steps": Call(lambda: chain(100, 2000), SIMULATION),
+    "chain, 8192 runs x 256 steps": Call(lambda: chain(1 << 13, 256), SIMULATION),
+    "the same, reduce": Call(lambda: chain(1 << 13, 256, "mean"), SIMULATION),
+    "exit times, own activation, 24 runs x 35,000 steps": Call(
+        exits, "sgdynamics.analysis.exit_simulation:first_passage"
+    ),
+    "SDE, 64 paths": Call(sde, "sgdynamics.solvers.sde:run"),
+    "DMFT, 4096 paths x 40 steps": Call(dmft, ""),
+}
+
+
+class Timing(NamedTuple):
+    """Seconds of a call: elapsed, of all cores, in the compiler, and in the loop of the work."""
+
+    elapsed: float
+    cores: float
+    compiling: float
+    working: float
+
+
+def measure(name: str) -> dict[str, dict[str, float]]:
+    """Measure the first and the second call in this process."""
+    import jax
+
+    compiling, working = [0.0], [0.0]
+
+    def record_compilation(event: str, duration: float, **_: Any) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiling[0] += duration
+
+    jax.monitoring.register_event_duration_secs_listener(record_compilation)
+    call = CALLS[name]
+    work = call.prepare()
+    if call.work:
+        module, _, attribute = call.work.partition(":")
+        owner = importlib.import_module(module)
+        inner = getattr(owner, attribute)
+
+        def run_work(*arguments: Any, **options: Any) -> Any:
+            start_time = time.perf_counter()
+            try:
+                return inner(*arguments, **options)
+            finally:
+                working[0] += time.perf_counter() - start_time
+
+        setattr(owner, attribute, run_work)
+    timings = {}
+    for order in ("first", "second"):
+        compiling[0] = working[0] = 0.0
+        start_time, start_cores = time.perf_counter(), time.process_time()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            work()
+        elapsed, cores = time.perf_counter() - start_time, time.process_time() - start_cores
+        timings[order] = Timing(elapsed, cores, compiling[0], working[0])._asdict()
+    return timings
+
+
+def measure_in_process(name: str, cache: str | None) -> dict[str, Any]:
+    """Measure a call in a fresh process, with or without a compilation cache."""
+    environment = {
+        key: value for key, value in os.environ.items() if "COMPILATION_CACHE" not in key
+    }
+    if cache is not None:
+        environment["JAX_COMPILATION_CACHE_DIR"] = cache
+        environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+    command = [sys.executable, __file__, "--only", name]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        return {"error": done.stderr.strip().splitlines()[-1]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def describe_machine() -> dict[str, Any]:
+    """Versions, device and load of this machine."""
+    import jax
+
+    import sgdynamics as sgd
+
+    device = jax.devices()[0]
+    return {
+        "sgdynamics": sgd.__version__,
+        "jax": jax.__version__,
+        "device": f"{device.platform} {device.device_kind}",
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", help="parts of the names of the calls to measure")
+    parser.add_argument("--cache", help="folder of a persistent compilation cache")
+    parser.add_argument("--json", help="file to write the table to")
+    parser.add_argument("--only", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.only:
+        print(json.dumps(measure(options.only)))
+        return
+    wanted = options.names or [""]
+    selected = [name for name in CALLS if any(text in name for text in wanted)]
+    rows = {}
+    print(f"{'seconds':52s} {'first':>8s} {'compiler':>9s} {'second':>8s} {'work':>8s}")
+    for name in selected:
+        row = rows[name] = measure_in_process(name, options.cache)
+        if "error" in row:
+            print(f"{name:52s} {row['error']}", flush=True)
+            continue
+        first, second = row["first"], row["second"]
+        print(
+            f"{name:52s} {first['elapsed']:8.2f} {first['compiling']:9.2f} "
+            f"{second['elapsed']:8.3f} {second['working'] or np.nan:8.3f}",
+            flush=True,
+        )
+    if options.json:
+        Path(options.json).parent.mkdir(parents=True, exist_ok=True)
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump({"machine": describe_machine(), "calls": rows}, file, indent=1)
+    sys.exit(any("error" in row for row in rows.values()))
+
+
+if __name__ == "__main__":
+    main()
