@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from sgdynamics.problems.activations import Activation as Activation
     from sgdynamics.problems.activations import polynomial as polynomial
     from sgdynamics.problems.contexts import contexts as contexts
+    from sgdynamics.problems.deep_linear import DeepLinear as DeepLinear
     from sgdynamics.problems.mixture import GaussianMixture as GaussianMixture
     from sgdynamics.problems.moves import Move as Move
     from sgdynamics.problems.network_overlaps import overlaps_of as overlaps_of
@@ -129,6 +130,7 @@ _PACKAGE_OF = {
     "Expectation": "sgdynamics.expectations.interface",
     "FixedPoint": "sgdynamics.analysis.fixed_points",
     "Forecast": "sgdynamics.scaling.forecast",
+    "DeepLinear": "sgdynamics.problems.deep_linear",
     "GaussianMixture": "sgdynamics.problems.mixture",
     "GradientDescent": "sgdynamics.algorithms.fixed_data",
     "HessianSpectrum": "sgdynamics.analysis.landscape",

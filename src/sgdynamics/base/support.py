@@ -19,6 +19,7 @@ KINDS: dict[str, str] = {
     "other inputs": "noise on the student's inputs, or contexts with different covariances",
     "spiked tensor": "SpikedTensor",
     "own dynamics": "a subclass of Dynamics",
+    "deep linear": "DeepLinear",
     "temperature": "one-pass SGD at a temperature",
     "other batch": "one-pass SGD with a non-integer or scheduled batch size",
     "other update": (
@@ -69,6 +70,28 @@ NO_OWN_DYNAMICS = (
     "a problem with Gaussian inputs is needed here, not a Dynamics. Use sgd.solve_ode, "
     "sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
 )
+NO_DEEP_LINEAR = (
+    "a deep linear network has no overlaps of rows, which are needed here. Use sgd.solve_dmft, "
+    "sgd.solve_large_batch, sgd.simulate or sgd.sweep."
+)
+# Algorithms that no question supports for a deep linear network.
+DEEP_LINEAR_ALGORITHMS = {
+    "temperature": (
+        "thermal noise is not supported for deep linear networks. Use temperature=0."
+    ),
+    "other batch": (
+        "the batch size of a deep linear network must be an integer. Use batch=4, for example."
+    ),
+    "coordinatewise update": (
+        "updates of each coordinate depend on the axes of the layers, and deep linear networks are "
+        "solved in rotated frames. Use update=None, sgd.updates.momentum(...) or "
+        "sgd.updates.nesterov(...)."
+    ),
+    "epochs": (
+        "epochs are not supported for deep linear networks. Use sgd.GradientDescent(...) or "
+        "sgd.MultiPassSGD(...)."
+    ),
+}
 INFINITE_VARIANCE = (
     "its variance is infinite, so steps of the squared loss have no second moment and this theory "
     "does not apply. Use sgd.updates.sign(), sgd.updates.clipped(...) or sgd.updates.normalised() "
@@ -95,6 +118,9 @@ def discontinuous_drift(consequence: str) -> str:
 def why_not(question: str, kind: str) -> str | None:
     """The reason why a question does not support a kind, or None if it does."""
     unsupported = registry.find(question).unsupported
+    # Questions that support deep linear networks say so (None).
+    if kind == "deep linear":
+        return unsupported.get(kind, NO_DEEP_LINEAR)
     return unsupported.get(kind, unsupported.get(GENERAL_KIND.get(kind, "")))
 
 
@@ -113,13 +139,17 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
     on_data = bool({"fixed data", "epochs"} & set(algorithm_kinds))
     for kind in (*problem_kinds, *algorithm_kinds):
         reason = why_not(question, kind)
-        # Three combinations of a problem and an algorithm are unsupported by every question.
+        # Four combinations of a problem and an algorithm are unsupported by every question.
         if kind == "rule" and on_data:
             reason = NO_OVERLAPS_ON_DATA
         if kind in REGULARISERS and on_data:
             reason = ONE_PASS_REGULARISERS
         if kind in OTHER_STEPS and "fields" not in problem_kinds:
             reason = PLAIN_SGD
+        if "deep linear" in problem_kinds and kind in (*PLAIN_ONE_PASS, "epochs"):
+            # Momentum is supported. The dynamics names other updates that are not.
+            default = reason if kind == "fixed data" else None
+            reason = DEEP_LINEAR_ALGORITHMS.get(kind, default)
         if reason is not None:
             argument = ARGUMENT.get(kind, "problem")
             values = {"problem": problem, "algorithm": algorithm}

@@ -9,6 +9,7 @@ from sgdynamics.algorithms.head_rates import with_leaf_rates
 from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.base.support import require
 from sgdynamics.dynamics.adapter import SolverDynamics
+from sgdynamics.dynamics.deep_linear import DeepLinearDynamics
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.fixed_data import EpochDynamics, FixedDataDynamics
 from sgdynamics.dynamics.protocol import Dynamics
@@ -16,6 +17,7 @@ from sgdynamics.dynamics.sliding import SlidingDynamics
 from sgdynamics.dynamics.spiked_tensor import SpikedDynamics
 from sgdynamics.dynamics.updates import UpdateDynamics
 from sgdynamics.dynamics.user import UserDynamics
+from sgdynamics.problems.deep_linear import DeepLinear
 
 
 def dynamics_of(
@@ -26,6 +28,8 @@ def dynamics_of(
     Raises ValueError if the solver does not support this combination.
     """
     require(solver, problem, algorithm)
+    if isinstance(problem, DeepLinear):
+        return DeepLinearDynamics(problem, algorithm)
     if isinstance(algorithm, FixedData) and "fields" in problem.kinds:
         kind = EpochDynamics if "epochs" in algorithm.kinds else FixedDataDynamics
         return kind(problem, with_leaf_rates(validate_fixed_data(algorithm), problem))

@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +37,7 @@ from jaxtyping import Bool, Float, Int
 
 from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, RandomKey, RandomKeys, Scalar
 from sgdynamics.base.controls import values_at
-from sgdynamics.base.random import draw_chi, step_key
+from sgdynamics.base.random import draw_chi, normals_and_uniforms, step_key
 from sgdynamics.fixed_data.matrix_conditioning import (
     GaussianMatrix,
     frame_draw,
@@ -47,6 +47,7 @@ from sgdynamics.fixed_data.matrix_conditioning import (
 )
 
 TOLERANCE = 1e-10  # relative length of a residual that is rounding and no new direction
+RISE = 1e-9  # relative increase of the training risk that is no rounding
 LARGEST = 1e100  # a run has diverged if a coefficient exceeds this
 FIRST_STEP = (1 << 31) - 1  # step number of the draws before the first step; no run reaches it
 SMALLEST_CAPACITY = 16  # steps for which memory is allocated at least
@@ -92,7 +93,7 @@ class DeepSetup:
 
     def directions(self, steps: int) -> int:
         """Size of a frame for this many steps."""
-        return FIRST_SLOTS + SLOTS_PER_STEP * (steps + 1)
+        return FIRST_SLOTS + SLOTS_PER_STEP * (steps + 2)
 
 
 class DeepSizes(NamedTuple):
@@ -117,33 +118,33 @@ class Weights(NamedTuple):
     """The layers, their velocities or their gradients: everything that a step moves."""
 
     shares: Float[Numeric, " hidden_layers"]  # coefficients c_l of W_l(0)
-    learned: tuple[Float[Numeric, "rows columns"], ...]  # W_l - c_l W_l(0)
-    head: Float[Numeric, " directions"]  # w
+    first: Float[Numeric, "rows columns"]  # W_1 - c_1 W_1(0)
+    later: Float[Numeric, "later rows rows"]  # W_l - c_l W_l(0) for l = 2, ..., L - 1
+    head: Float[Numeric, " rows"]  # w
 
 
 class DeepState(NamedTuple):
     """One run between two steps: the weights, and their backward pass."""
 
     data: GaussianMatrix | None  # Z/sqrt(n)
-    layers: tuple[GaussianMatrix, ...]  # W_1(0), ..., W_{L-1}(0)
-    # Directions in use of the spaces of samples, inputs and hidden layers
-    in_use: tuple[Bool[Numeric, "directions blocks"], ...]
+    first: GaussianMatrix  # W_1(0)
+    later: GaussianMatrix  # W_2(0), ..., W_{L-1}(0), with a leading axis
+    in_use: Bool[Numeric, "directions columns"]  # frames, as in `DeepSetup.columns`
     weights: Weights
     velocity: Weights | None
-    labels: Float[Numeric, " directions"]  # y/sqrt(n)
-    residual: Float[Numeric, " directions"]  # (y - f)/sqrt(n)
-    backward: tuple[Float[Numeric, " directions"], ...]  # g_0, ..., g_{L-1}
+    labels: Float[Numeric, " samples"]  # y/sqrt(n)
+    residual: Float[Numeric, " samples"]  # (y - f)/sqrt(n)
+    input_backward: Float[Numeric, " inputs"]  # g_0
+    backward: Float[Numeric, "hidden_layers rows"]  # g_1, ..., g_{L-1}
+    rose_at: IntScalar  # first step after which the training risk was larger, or -1
 
 
-class StepKeys:
-    """Keys of the draws of one step, one after the other."""
+class Draws(NamedTuple):
+    """Standard variables z of `matrix_conditioning`, one in each space, with one new direction."""
 
-    def __init__(self, key: RandomKey) -> None:
-        self.key, self.count = key, 0
-
-    def __call__(self) -> RandomKey:
-        self.count += 1
-        return jax.random.fold_in(self.key, self.count)
+    samples: Float[Numeric, " samples"]
+    inputs: Float[Numeric, " inputs"]
+    hidden: Float[Numeric, "hidden_layers rows"]
 
 
 # ---- draws of new components
@@ -151,78 +152,37 @@ class StepKeys:
 
 def _draw(
     setup: DeepSetup,
-    key: RandomKey,
-    variance: Scalar,
-    sizes: Float[Numeric, " blocks"],
-    in_use: Bool[Numeric, "directions blocks"],
-    slot: IntScalar | None,
-) -> tuple[Float[Numeric, " directions"], Bool[Numeric, "directions blocks"]]:
-    """The variable z of `matrix_conditioning` with this variance, and the extended frame.
-
-    Without a `slot` the directions in use are all coordinates of the space.
-    """
-    directions = in_use.shape[0]
-    if not setup.is_exact:
-        draw = limit_draw(jnp.sqrt(variance * sizes), directions, slot)
-        return draw.reshape(-1), in_use
-    if slot is None:
-        normals = jax.random.normal(key, (directions,), jnp.float64)
-        return jnp.sqrt(variance) * normals, in_use
-    draw, in_use = frame_draw(key, sizes, in_use, slot)
-    return jnp.sqrt(variance) * draw.reshape(-1), in_use
-
-
-def _space_sizes(parameters: DeepParameters, space: int) -> Float[Numeric, " blocks"]:
-    """Sizes of the space of samples (0), inputs (1) or a hidden layer (2, 3, ...)."""
-    sizes = parameters.sizes
-    if space == 1:
-        return jnp.asarray(sizes.inputs, jnp.float64)
-    return jnp.asarray(sizes.samples if space == 0 else sizes.hidden, jnp.float64)[None]
-
-
-def _variance(parameters: DeepParameters, layer: int) -> Scalar:
-    """Variance of the entries of Z/sqrt(n) (0) and of W_l(0): s^2/columns."""
-    sizes = parameters.sizes
-    if layer == 0:
-        return 1 / sizes.samples
-    columns = jnp.sum(sizes.inputs) if layer == 1 else sizes.hidden
-    return parameters.problem["start_scale"] ** 2 / columns
-
-
-def _multiply(
-    setup: DeepSetup,
     parameters: DeepParameters,
-    state: DeepState,
-    layer: int,
-    vector: Float[Numeric, " columns"],
-    index: IntScalar,
+    in_use: Bool[Numeric, "directions columns"],
     slot: IntScalar,
     key: RandomKey,
-    *,
-    transpose: bool = False,
-) -> tuple[DeepState, Float[Numeric, " rows"]]:
-    """The product of Z/sqrt(n) (layer 0) or of W_l(0), or of its transpose, with a vector."""
-    # Matrix l maps the space l to the space l + 1; the data map the inputs to the samples.
-    rows, columns = (0, 1) if layer == 0 else (layer + 1, layer)
-    space = columns if transpose else rows
-    no_frame = space == 0 and setup.has_coordinates
-    draw, in_use = _draw(
-        setup,
-        key,
-        _variance(parameters, layer),
-        _space_sizes(parameters, space),
-        state.in_use[space],
-        None if no_frame else slot,
-    )
-    matrix = state.data if layer == 0 else state.layers[layer - 1]
-    assert matrix is not None
-    multiply = transposed_product if transpose else product
-    matrix, result = multiply(matrix, vector, index, draw, TOLERANCE)
-    spaces = (*state.in_use[:space], in_use, *state.in_use[space + 1 :])
+) -> tuple[Draws, Bool[Numeric, "directions columns"]]:
+    """The variables z of all spaces, and the frames extended by a direction at `slot`.
+
+    The frame of a space that gets no product is extended too: its new direction is one of those of
+    which nothing is known.
+    """
+    sizes = parameters.sizes
+    hidden = jnp.full(setup.depth - 1, sizes.hidden, jnp.float64)
+    counts = jnp.concatenate([jnp.stack([sizes.samples]), jnp.asarray(sizes.inputs), hidden])
+    if setup.is_exact:
+        draw, in_use = frame_draw(key, counts, in_use, slot)
+    else:
+        draw = limit_draw(jnp.sqrt(counts), in_use.shape[0], slot)
+    samples = draw[:, 0]
+    if setup.has_coordinates:
+        sample_key = jax.random.fold_in(key, 2)
+        samples = normals_and_uniforms(sample_key, setup.samples, 0)[0]
+    inputs, hidden = jnp.split(draw[:, 1:], [setup.blocks], axis=1)
+    return Draws(samples, inputs.reshape(-1), hidden.T), in_use
+
+
+def _scale(parameters: DeepParameters, layer: int) -> Scalar:
+    """Standard deviation of the entries of Z/sqrt(n) (0), of W_1(0) (1) and of later layers (2)."""
+    sizes, start_scale = parameters.sizes, parameters.problem["start_scale"]
     if layer == 0:
-        return state._replace(data=matrix, in_use=spaces), result
-    layers = (*state.layers[: layer - 1], matrix, *state.layers[layer:])
-    return state._replace(layers=layers, in_use=spaces), result
+        return 1 / jnp.sqrt(sizes.samples)
+    return start_scale / jnp.sqrt(jnp.sum(sizes.inputs) if layer == 1 else sizes.hidden)
 
 
 # ---- start
@@ -231,45 +191,48 @@ def _multiply(
 def initial_state(
     setup: DeepSetup, steps: int, parameters: DeepParameters, key: RandomKey
 ) -> DeepState:
-    """A run at step 0, with memory for this many steps."""
-    keys = StepKeys(jax.random.fold_in(key, FIRST_STEP))
+    """A run before its first backward pass, with memory for this many steps.
+
+    The step with the number -1 makes this pass, and no move.
+    """
     directions, hidden_layers = setup.directions(steps), setup.depth - 1
     samples = setup.samples if setup.has_coordinates else directions
-    widths = (samples, directions * setup.blocks, *[directions] * hidden_layers)
-    queries = steps + 2
-    layers = tuple(_no_products(widths[layer + 1], widths[layer], queries) for layer in range(1, setup.depth))
-    in_use = [jnp.zeros((width, 1), bool) for width in widths]
-    in_use[0] = jnp.full((samples, 1), setup.has_coordinates)
-    # The first direction of each block is that of the teacher there.
-    in_use[1] = jnp.zeros((directions, setup.blocks), bool).at[0].set(True)
-    last = setup.depth
-    # w has independent components of variance s^2/N: it is a product with a number.
-    variance = parameters.problem["start_scale"] ** 2 / parameters.sizes.hidden
-    head, in_use[last] = _draw(
-        setup, keys(), variance, _space_sizes(parameters, last), in_use[last], 0
+    inputs, queries = directions * setup.blocks, steps + 2
+    in_use = jnp.zeros((directions, 1 + setup.blocks + hidden_layers), bool)
+    first_key, second_key = jax.random.split(jax.random.fold_in(key, FIRST_STEP))
+    # The first direction of each block of inputs is that of the teacher there.
+    draws, in_use = _draw(setup, parameters, in_use, 0, first_key)
+    noise_draws, in_use = _draw(setup, parameters, in_use, 1, second_key)
+    weights = Weights(
+        jnp.ones(hidden_layers),
+        jnp.zeros((directions, inputs)),
+        jnp.zeros((hidden_layers - 1, directions, directions)),
+        _scale(parameters, 2) * draws.hidden[-1],
     )
-    learned = tuple(jnp.zeros((widths[layer + 1], widths[layer])) for layer in range(1, setup.depth))
-    weights = Weights(jnp.ones(hidden_layers), learned, head)
-    velocity = jax.tree.map(jnp.zeros_like, weights) if setup.velocity else None
-    labels = jnp.zeros(samples)
-    data = None if setup.is_fresh else _no_products(samples, widths[1], queries)
-    backward = tuple(jnp.zeros(width) for width in widths[1:])
-    state = DeepState(data, layers, tuple(in_use), weights, velocity, labels, labels, backward)
-    if not setup.is_fresh:
-        teacher = _with_covariance(setup, parameters, _teacher(setup, parameters, directions))
-        state, clean = _multiply(setup, parameters, state, 0, teacher, 0, 0, keys())
-        noise, in_sample_space = _draw(
-            setup,
-            keys(),
-            parameters.problem["noise"] / parameters.sizes.samples,
-            _space_sizes(parameters, 0),
-            state.in_use[0],
-            None if setup.has_coordinates else 1,
-        )
-        state = state._replace(
-            labels=clean + noise, in_use=(in_sample_space, *state.in_use[1:])
-        )
-    return _backward(setup, parameters, state, 0, keys)
+    later = _no_products(directions, directions, queries)
+    state = DeepState(
+        data=None,
+        first=_no_products(directions, inputs, queries),
+        later=jax.tree.map(lambda leaf: jnp.stack([leaf] * (hidden_layers - 1)), later)
+        if hidden_layers > 1
+        else jax.tree.map(lambda leaf: leaf[None][:0], later),
+        in_use=in_use,
+        weights=weights,
+        velocity=jax.tree.map(jnp.zeros_like, weights) if setup.velocity else None,
+        labels=jnp.zeros(samples),
+        residual=jnp.zeros(samples),
+        input_backward=jnp.zeros(inputs),
+        backward=jnp.zeros((hidden_layers, directions)),
+        rose_at=jnp.full((), -1),
+    )
+    if setup.is_fresh:
+        return state
+    teacher = _with_covariance(setup, parameters, _teacher(setup, parameters, directions))
+    data = _no_products(samples, inputs, queries)
+    draw = _scale(parameters, 0) * draws.samples
+    data, clean = product(data, teacher, 0, draw, TOLERANCE)
+    deviation = jnp.sqrt(parameters.problem["noise"]) * _scale(parameters, 0)
+    return state._replace(data=data, labels=clean + deviation * noise_draws.samples)
 
 
 def _no_products(rows: int, columns: int, queries: int) -> GaussianMatrix:
@@ -284,15 +247,15 @@ def _no_products(rows: int, columns: int, queries: int) -> GaussianMatrix:
 
 def _teacher(
     setup: DeepSetup, parameters: DeepParameters, directions: int
-) -> Float[Numeric, " directions"]:
+) -> Float[Numeric, " inputs"]:
     """w* in the frame of the inputs: its norms in the blocks, along the first direction of each."""
     frame = jnp.zeros((directions, setup.blocks))
     return frame.at[0].set(parameters.problem["teacher"]).reshape(-1)
 
 
 def _with_covariance(
-    setup: DeepSetup, parameters: DeepParameters, vector: Float[Numeric, " directions"]
-) -> Float[Numeric, " directions"]:
+    setup: DeepSetup, parameters: DeepParameters, vector: Float[Numeric, " inputs"]
+) -> Float[Numeric, " inputs"]:
     """C^(1/2) times a vector of the input space."""
     roots = jnp.sqrt(jnp.asarray(parameters.problem["eigenvalues"]))
     return (roots * vector.reshape(-1, setup.blocks)).reshape(-1)
@@ -302,103 +265,139 @@ def _with_covariance(
 
 
 def _backward(
-    setup: DeepSetup, parameters: DeepParameters, state: DeepState, number: IntScalar, keys: StepKeys
+    setup: DeepSetup,
+    parameters: DeepParameters,
+    state: DeepState,
+    visit: IntScalar,
+    key: RandomKey,
 ) -> DeepState:
-    """The backward pass of the weights after `number` steps, and the residuals."""
-    slot = FIRST_SLOTS + SLOTS_PER_STEP * number
-    vector, backward = state.weights.head, [state.weights.head]
-    for layer in range(setup.depth - 1, 0, -1):
-        state, start_product = _multiply(
-            setup, parameters, state, layer, vector, number, slot, keys(), transpose=True
-        )
-        learned = state.weights.learned[layer - 1]
-        vector = state.weights.shares[layer - 1] * start_product + vector @ learned
-        backward.append(vector)
-    state = state._replace(backward=tuple(reversed(backward)))
+    """The backward pass of the present weights, and the residuals."""
+    slot = FIRST_SLOTS + SLOTS_PER_STEP * visit + 1
+    draws, in_use = _draw(setup, parameters, state.in_use, slot, key)
+    weights, later = state.weights, state.later
+
+    def multiply(
+        vector: Float[Numeric, " rows"], layer: tuple[GaussianMatrix, Any, Any, Any]
+    ) -> tuple[Any, Any]:
+        matrix, share, learned, draw = layer
+        matrix, start_product = transposed_product(matrix, vector, visit, draw, TOLERANCE)
+        result = share * start_product + vector @ learned
+        return result, (matrix, result)
+
+    vector, backward = weights.head, weights.head[None]
+    if setup.depth > 2:
+        scaled = _scale(parameters, 2) * draws.hidden[:-1]
+        layers = (later, weights.shares[1:], weights.later, scaled)
+        vector, (later, passed) = jax.lax.scan(multiply, vector, layers, reverse=True)
+        backward = jnp.concatenate([passed, backward])
+    scaled = _scale(parameters, 1) * draws.inputs
+    first_layer = (state.first, weights.shares[0], weights.first, scaled)
+    vector, (first, _) = multiply(vector, first_layer)
+    state = state._replace(
+        first=first, later=later, in_use=in_use, input_backward=vector, backward=backward
+    )
     if setup.is_fresh:
         return state
-    weights = _with_covariance(setup, parameters, vector / parameters.problem["gain"])
-    state, predictions = _multiply(
-        setup, parameters, state, 0, weights, number + 1, slot, keys()
-    )
-    return state._replace(residual=state.labels - predictions)
+    predictor = _with_covariance(setup, parameters, vector / parameters.problem["gain"])
+    assert state.data is not None
+    draw = _scale(parameters, 0) * draws.samples
+    data, predictions = product(state.data, predictor, visit + 1, draw, TOLERANCE)
+    return state._replace(data=data, residual=state.labels - predictions)
 
 
 def _forward(
-    setup: DeepSetup, parameters: DeepParameters, state: DeepState, number: IntScalar, keys: StepKeys
-) -> tuple[DeepState, list[Float[Numeric, " directions"]]]:
-    """h_0, ..., h_{L-1} of step `number`."""
-    slot = FIRST_SLOTS + SLOTS_PER_STEP * number + 1
+    setup: DeepSetup,
+    parameters: DeepParameters,
+    state: DeepState,
+    visit: IntScalar,
+    key: RandomKey,
+) -> tuple[DeepState, Float[Numeric, " inputs"], Float[Numeric, "hidden_layers rows"]]:
+    """h_0, and h_1, ..., h_{L-1} of a step; zero before the first step (visit 0)."""
+    slot = FIRST_SLOTS + SLOTS_PER_STEP * visit
+    draw_key, batch_key = jax.random.split(key)
+    draws, in_use = _draw(setup, parameters, state.in_use, slot, draw_key)
+    data_draw = _scale(parameters, 0) * draws.inputs
+    data, weights, later = state.data, state.weights, state.later
     if setup.is_fresh:
-        state, vector = _fresh_gradient(setup, parameters, state, slot, keys)
+        gradient = _fresh_gradient(setup, parameters, state, data_draw, batch_key)
+        gradient = jnp.where(visit > 0, gradient, 0.0)
     else:
-        selected = _selected_residual(setup, parameters, state, slot, keys())
-        state, vector = _multiply(
-            setup, parameters, state, 0, selected, number, slot, keys(), transpose=True
-        )
-    vector = _with_covariance(setup, parameters, vector)
-    forward = [vector]
-    for layer in range(1, setup.depth):
-        state, start_product = _multiply(
-            setup, parameters, state, layer, vector, number, slot, keys()
-        )
-        learned = state.weights.learned[layer - 1]
-        vector = state.weights.shares[layer - 1] * start_product + learned @ vector
-        forward.append(vector)
-    return state, forward
+        assert data is not None
+        selected = _selected_residual(setup, parameters, state, slot, batch_key)
+        data, gradient = transposed_product(data, selected, visit, data_draw, TOLERANCE)
+    gradient = _with_covariance(setup, parameters, gradient)
+
+    def multiply(
+        vector: Float[Numeric, " columns"], layer: tuple[GaussianMatrix, Any, Any, Any]
+    ) -> tuple[Any, Any]:
+        matrix, share, learned, draw = layer
+        matrix, start_product = product(matrix, vector, visit, draw, TOLERANCE)
+        result = share * start_product + learned @ vector
+        return result, (matrix, result)
+
+    scaled = _scale(parameters, 1) * draws.hidden[0]
+    first_layer = (state.first, weights.shares[0], weights.first, scaled)
+    vector, (first, _) = multiply(gradient, first_layer)
+    forward = vector[None]
+    if setup.depth > 2:
+        scaled = _scale(parameters, 2) * draws.hidden[1:]
+        layers = (later, weights.shares[1:], weights.later, scaled)
+        _, (later, passed) = jax.lax.scan(multiply, vector, layers)
+        forward = jnp.concatenate([forward, passed])
+    state = state._replace(data=data, first=first, later=later, in_use=in_use)
+    return state, gradient, forward
 
 
 def _selected_residual(
     setup: DeepSetup, parameters: DeepParameters, state: DeepState, slot: IntScalar, key: RandomKey
-) -> Float[Numeric, " directions"]:
+) -> Float[Numeric, " samples"]:
     """s (y - f)/(sqrt(n) divisor) with the selection s of the samples of this step."""
     residual = state.residual
     if not setup.selects:
         return residual
     fraction, divisor = parameters.algorithm["fraction"], parameters.algorithm["divisor"]
     if setup.has_coordinates:
-        uniform = jax.random.uniform(key, residual.shape, jnp.float64)
+        uniform = normals_and_uniforms(key, 0, setup.samples)[1]
         return jnp.where(uniform < fraction, residual, 0.0) / divisor
-    # The slot follows that of the predictions of this step in the frame of the samples.
     length = jnp.sqrt(fraction * (1 - fraction) * jnp.sum(residual**2))
     return (fraction * residual).at[slot].add(length) / divisor
 
 
 def _fresh_gradient(
-    setup: DeepSetup, parameters: DeepParameters, state: DeepState, slot: IntScalar, keys: StepKeys
-) -> tuple[DeepState, Float[Numeric, " directions"]]:
-    """Z^T r/B of a fresh batch of B samples with the residuals r = Z a + noise."""
+    setup: DeepSetup,
+    parameters: DeepParameters,
+    state: DeepState,
+    draw: Float[Numeric, " inputs"],
+    key: RandomKey,
+) -> Float[Numeric, " inputs"]:
+    """Z^T r/B of a fresh batch of B samples with the residuals r = Z a + noise.
+
+    `draw` is z/sqrt(B).
+    """
     error = _with_covariance(setup, parameters, _error(setup, parameters, state))
-    length, noise = jnp.sqrt(jnp.sum(error**2)), jnp.sqrt(parameters.problem["noise"])
-    size = jnp.asarray(parameters.sizes.samples, jnp.float64)
-    # Z a/(|a| sqrt(B)) has the length `along`; the noise over sqrt(B) has a component along it.
+    length, deviation = jnp.sqrt(jnp.sum(error**2)), jnp.sqrt(parameters.problem["noise"])
+    # Z a/(|a| sqrt(B)) has the length `along`. The noise over sqrt(B) has one component along it.
     along, noise_along, noise_across = jnp.ones(()), jnp.zeros(()), jnp.ones(())
     if setup.is_exact:
-        key = keys()
-        normals = jax.random.normal(key, (3,), jnp.float64)
-        uniform = 1.0 - jax.random.uniform(jax.random.fold_in(key, 1), (2,), jnp.float64)
+        size = jnp.asarray(parameters.sizes.samples, jnp.float64)
+        normals, uniforms = normals_and_uniforms(key, 3, 2)
         degrees = jnp.stack([size, size - 1])
-        lengths = draw_chi(jax.random.fold_in(key, 2), degrees, normals[:2], uniform)
+        lengths = draw_chi(jax.random.fold_in(key, 1), degrees, normals[:2], uniforms)
         along, noise_across = lengths / jnp.sqrt(size)
         noise_along = normals[2] / jnp.sqrt(size)
-    residual = length * along + noise * noise_along  # along Z a
-    square = residual**2 + (noise * noise_across) ** 2  # |r|^2/B
-    draw, in_use = _draw(
-        setup, keys(), 1 / size, _space_sizes(parameters, 1), state.in_use[1], slot
-    )
+    residual_along = length * along + deviation * noise_along
+    square = residual_along**2 + (deviation * noise_across) ** 2  # |r|^2/B
     unit = error / jnp.where(length > 0, length, 1.0)
     draw = draw - unit * (unit @ draw)
-    state = state._replace(in_use=(state.in_use[0], in_use, *state.in_use[2:]))
-    return state, unit * (along * residual) + jnp.sqrt(square) * draw
+    return unit * (along * residual_along) + jnp.sqrt(square) * draw
 
 
 def _error(
     setup: DeepSetup, parameters: DeepParameters, state: DeepState
-) -> Float[Numeric, " directions"]:
+) -> Float[Numeric, " inputs"]:
     """u = w* - v in the frame of the inputs."""
-    directions = state.in_use[1].shape[0]
-    teacher = _teacher(setup, parameters, directions)
-    return teacher - state.backward[0] / parameters.problem["gain"]
+    teacher = _teacher(setup, parameters, state.in_use.shape[0])
+    return teacher - state.input_backward / parameters.problem["gain"]
 
 
 def advance_step(
@@ -409,56 +408,59 @@ def advance_step(
     number: IntScalar,
 ) -> DeepState:
     """Step `number` of one run: forward pass, move of all layers, and the next backward pass."""
-    keys = StepKeys(step_key(key, number))
-    state, forward = _forward(setup, parameters, state, number, keys)
+    forward_key, backward_key = jax.random.split(step_key(key, number))
+    visit = number + 1  # of the matrices: the backward pass before the first step is visit 0
+    state, gradient, forward = _forward(setup, parameters, state, visit, forward_key)
     gain, decay = parameters.problem["gain"], parameters.problem["weight_decay"]
-    weights = state.weights
+    weights, backward = state.weights, state.backward
     # Gradients of the loss with weight decay (al/2)|W|^2; the coefficients are orthonormal.
-    gradient = Weights(
+    gradients = Weights(
         decay * weights.shares,
-        tuple(
-            decay * learned - jnp.outer(state.backward[layer + 1], forward[layer]) / gain
-            for layer, learned in enumerate(weights.learned)
-        ),
+        decay * weights.first - jnp.outer(backward[0], gradient) / gain,
+        decay * weights.later - backward[1:, :, None] * forward[:-1, None, :] / gain,
         decay * weights.head - forward[-1] / gain,
     )
-    velocity = direction = gradient
+    gradients = jax.tree.map(lambda leaf: jnp.where(visit > 0, leaf, 0.0), gradients)
+    velocity, moves = None, gradients
     if setup.velocity:
         beta = parameters.algorithm["beta"]
-        velocity = jax.tree.map(lambda old, new: beta * old + new, state.velocity, gradient)
-        direction = velocity
+        velocity = jax.tree.map(lambda old, new: beta * old + new, state.velocity, gradients)
+        moves = velocity
         if setup.velocity == "nesterov":
-            direction = jax.tree.map(lambda new, old: new + beta * old, gradient, velocity)
-    step = parameters.algorithm["lr"] * parameters.unit * gain**2
-    rates = step * parameters.problem["rates"]
+            moves = jax.tree.map(lambda new, old: new + beta * old, gradients, velocity)
+    rates = parameters.algorithm["lr"] * parameters.unit * gain**2 * parameters.problem["rates"]
     moved = Weights(
-        weights.shares - rates[:-1] * direction.shares,
-        tuple(
-            learned - rate * move
-            for learned, rate, move in zip(weights.learned, rates, direction.learned, strict=False)
-        ),
-        weights.head - rates[-1] * direction.head,
+        weights.shares - rates[:-1] * moves.shares,
+        weights.first - rates[0] * moves.first,
+        weights.later - rates[1:-1, None, None] * moves.later,
+        weights.head - rates[-1] * moves.head,
     )
-    state = state._replace(weights=moved, velocity=velocity if setup.velocity else None)
-    return _backward(setup, parameters, state, number + 1, keys)
+    before = jnp.sum(state.residual**2)
+    state = state._replace(weights=moved, velocity=velocity)
+    state = _backward(setup, parameters, state, visit, backward_key)
+    rises = (visit > 0) & (jnp.sum(state.residual**2) > (1 + RISE) * before)
+    is_first = rises & (state.rose_at < 0)
+    return state._replace(rose_at=jnp.where(is_first, visit, state.rose_at))
 
 
 def observe(
     setup: DeepSetup, parameters: DeepParameters, state: DeepState
 ) -> dict[str, Numeric]:
     """Overlap v.w*, |v|^2, excess risk u^T C u/2, training risk, and the change of each layer."""
-    predictor = state.backward[0] / parameters.problem["gain"]
-    teacher = _teacher(setup, parameters, state.in_use[1].shape[0])
+    predictor = state.input_backward / parameters.problem["gain"]
+    teacher = _teacher(setup, parameters, state.in_use.shape[0])
     error = _with_covariance(setup, parameters, teacher - predictor)
-    learned = [jnp.sqrt(jnp.sum(matrix**2)) for matrix in state.weights.learned]
+    first = jnp.sum(state.weights.first ** 2)[None]
+    later = jnp.sum(state.weights.later**2, axis=(1, 2))
     values = {
         "overlap": predictor @ teacher,
         "squared_norm": predictor @ predictor,
         "excess_risk": 0.5 * error @ error,
-        "layer_change": jnp.stack(learned),
+        "layer_change": jnp.sqrt(jnp.concatenate([first, later])),
     }
     if not setup.is_fresh:
         values["train_risk"] = 0.5 * state.residual @ state.residual
+        values["rose_at"] = state.rose_at
     return values
 
 
@@ -524,8 +526,8 @@ def advance_states(
         states = jax.vmap(
             lambda state, key: advance_step(setup, values, state, key, number)
         )(states, keys)
-        sizes = jnp.stack([jnp.max(jnp.abs(vector), axis=1) for vector in states.backward])
-        is_finite = jnp.all(sizes < LARGEST, axis=0)
+        sizes = jnp.max(jnp.abs(states.input_backward), axis=1)
+        is_finite = sizes < LARGEST
         return states, jnp.where(is_finite, number + 1, last_good)
 
     last_good = jnp.full(keys.shape[0], first)
@@ -536,7 +538,7 @@ def at_step(parameters: DeepParameters, number: IntScalar) -> DeepParameters:
     """The values of scheduled hyperparameters at one step."""
     algorithm = parameters.algorithm
     if "times" in algorithm:  # a table of t before each step, of a schedule on a fixed data set
-        times = algorithm["times"]
-        return parameters._replace(algorithm={**algorithm, "lr": times[number + 1] - times[number]})
-    alpha = number * parameters.alpha_per_step
+        times, step = algorithm["times"], jnp.maximum(number, 0)
+        return parameters._replace(algorithm={**algorithm, "lr": times[step + 1] - times[step]})
+    alpha = jnp.maximum(number, 0) * parameters.alpha_per_step
     return parameters._replace(algorithm=values_at(algorithm, alpha))

@@ -22,10 +22,14 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Float, Num
 
 from sgdynamics.base.arrays import IntScalar, Numeric, RandomKey, Scalar
-from sgdynamics.base.random import draw_chi
+from sgdynamics.base.random import draw_chi, normals_at, uniforms_at
+
+# Count of the random numbers of the lengths, beyond those of any frame
+LENGTH_COUNT = np.uint64(1 << 50)
 
 
 class GaussianMatrix(NamedTuple):
@@ -145,14 +149,15 @@ def frame_draw(
     `slot` is a chi variable with m_b - D degrees of freedom. A block whose D directions span it
     gets no further direction.
     """
-    blocks = in_use.shape[1]
-    along_key, length_key, redraw_key = jax.random.split(key, 3)
-    # The first numbers of an array do not depend on its length, and so neither on the capacity.
-    along = jax.random.normal(along_key, in_use.shape, jnp.float64)
-    normal_key, uniform_key = jax.random.split(length_key)
-    proposal = jax.random.normal(normal_key, (blocks,), jnp.float64)
-    uniform = 1.0 - jax.random.uniform(uniform_key, (blocks,), jnp.float64)
+    directions, blocks = in_use.shape
+    # Numbers at fixed counts do not depend on the capacity of the frame.
+    offset = jax.random.bits(key, (), dtype=jnp.uint64)
+    entry = jnp.arange(directions * blocks, dtype=jnp.uint64).reshape(directions, blocks)
+    block = jnp.arange(blocks, dtype=jnp.uint64)
+    along = normals_at(offset, 2 * entry)[..., 0]
+    proposal = normals_at(offset, LENGTH_COUNT + 2 * block)[..., 0]
+    uniform = uniforms_at(offset, LENGTH_COUNT + np.uint64(2 * blocks) + block)
     degrees = sizes - jnp.sum(in_use, axis=0)
-    lengths = draw_chi(redraw_key, degrees, proposal, uniform)
+    lengths = draw_chi(jax.random.fold_in(key, 1), degrees, proposal, uniform)
     draw = jnp.where(in_use, along, 0.0).at[slot].set(lengths)
     return draw, in_use.at[slot].set(degrees > 0)

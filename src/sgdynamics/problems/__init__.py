@@ -1,6 +1,7 @@
 """Learning problems: `Problem`, its instances, and their initial conditions."""
 
 from sgdynamics.problems.activations import Activation, polynomial
+from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
@@ -10,6 +11,7 @@ from sgdynamics.problems.teacher_student import MultiIndex, TeacherStudent
 
 __all__ = [
     "Activation",
+    "DeepLinear",
     "GaussianMixture",
     "MultiIndex",
     "Problem",

@@ -72,6 +72,7 @@ from sgdynamics.samples.arguments import (
     validate_clusters,
     validate_covariance,
 )
+from sgdynamics.samples.input_covariance import block_sizes
 from sgdynamics.samples.spectra import Spectrum
 
 ProblemType = TypeVar("ProblemType", bound="Problem")
@@ -439,13 +440,7 @@ class Problem:
         """
         if self.spectrum is not None:
             return np.round(self.parameters["multiplicities"]).astype(np.int64)
-        exact = self.parameters["fractions"] * dimension
-        # The margin keeps rounding of, for instance, 0.3 * 10 from taking a coordinate away.
-        sizes = np.floor(exact + 1e-9).astype(np.int64)
-        missing = dimension - int(sizes.sum())
-        largest_remainders = np.argsort(-(exact - sizes), kind="stable")[:missing]
-        sizes[largest_remainders] += 1
-        return sizes
+        return block_sizes(self.parameters["fractions"], dimension)
 
     # Label noise and the table of what is supported
 

@@ -20,6 +20,7 @@ from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.controls import is_scheduled, piecewise_rate
 from sgdynamics.base.identity import function_identity
 from sgdynamics.problems.contexts import Contexts, contexts
+from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.models import MODELS
 from sgdynamics.problems.overlap_starts import Start
@@ -33,6 +34,7 @@ CLASSES: dict[str, Callable[..., Any]] = {
     "TeacherStudent": TeacherStudent,
     "GaussianMixture": GaussianMixture.from_record,
     "SpikedTensor": SpikedTensor,
+    "DeepLinear": DeepLinear,
 }
 KINDS: dict[str, Callable[..., Any]] = {
     "OnePassSGD": OnePassSGD,

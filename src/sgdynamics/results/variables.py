@@ -55,6 +55,11 @@ VARIABLES: dict[str, Variable] = {
         (),
         "squared length orthogonal to the signal $r^2$",
     ),
+    "overlap": Variable("overlap v.w* with the teacher", (), "overlap with the teacher"),
+    "squared_norm": Variable("squared norm |v|^2 of the predictor", (), "squared norm"),
+    "layer_change": Variable(
+        "Frobenius norm of what a layer has learned", ("layer",), "change of the layers"
+    ),
     "M_block": Variable("overlaps, block by block", ("block", "unit", "signal"), is_compared=False),
     "Q_block": Variable(
         "Gram matrix, block by block", ("block", "unit", "unit_other"), is_compared=False

@@ -85,3 +85,14 @@ def block_traces(
 def trace(parameters: Parameters) -> Scalar:
     """sum_b l_b f_b: the mean of |x|^2/d."""
     return parameters["eigenvalues"] @ parameters["fractions"]
+
+
+def block_sizes(fractions: Float[Numeric, " blocks"], dimension: int) -> np.ndarray:
+    """The sizes of blocks with these fractions of the dimension d, by largest remainder."""
+    exact = np.asarray(fractions) * dimension
+    # The margin keeps rounding of, for instance, 0.3 * 10 from taking a coordinate away.
+    sizes = np.floor(exact + 1e-9).astype(np.int64)
+    missing = dimension - int(sizes.sum())
+    largest_remainders = np.argsort(-(exact - sizes), kind="stable")[:missing]
+    sizes[largest_remainders] += 1
+    return sizes

@@ -13,6 +13,7 @@ import xarray as xr
 
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.precision import float64
@@ -31,13 +32,16 @@ from sgdynamics.fixed_data.response_sweep import (
     paths_per_row,
     response_form_obstacle,
 )
+from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.solvers.call import SolverCall, validate_call
+from sgdynamics.solvers.deep_linear import solve_limit
 from sgdynamics.solvers.dmft_cells import States, cell_levels
 from sgdynamics.solvers.dmft_result import Solutions, dmft_result
 
 DEFAULT_OPTIONS = DMFT()
+PATHS, REPLICATES = 20000, 4
 # Where callers find arguments that are options
 HINTS = {
     field.name: f"Write method=sgd.DMFT({field.name}=...)." for field in dataclasses.fields(DMFT)
@@ -50,16 +54,16 @@ FEW_COORDINATES = 100  # blocks with fewer coordinates are far from the limit
 @checks.argument_hints(HINTS)
 @float64
 def solve_dmft(
-    problem: Problem,
-    algorithm: FixedData,
-    start: Start,
+    problem: Problem | DeepLinear,
+    algorithm: FixedData | OnePassSGD,
+    start: Start | None = None,
     *,
     times: ArrayArgument | None = None,
     alpha: ArrayArgument | None = None,
     steps: ArrayArgument | None = None,
-    paths: int = 20000,
+    paths: int = PATHS,
     seed: int = 0,
-    replicates: int = 4,
+    replicates: int = REPLICATES,
     two_time: bool = False,
     cells: int | None = None,
     method: DMFT = DEFAULT_OPTIONS,
@@ -74,12 +78,12 @@ def solve_dmft(
 
     Parameters
     ----------
-    problem : Problem
+    problem : Problem or DeepLinear
         The learning problem, with Gaussian inputs.
     algorithm : GradientDescent, MultiPassSGD, PersistentSGD, Langevin or EpochSGD
-        The training algorithm on a fixed data set.
-    start : Start
-        Initial condition of one or several runs. A run that starts at M = 0 stays there up to the
+        The training algorithm on a fixed data set. For a ``DeepLinear`` also ``OnePassSGD``.
+    start : Start, optional
+        Initial condition of one or several runs; none for a ``DeepLinear``. A run that starts at M = 0 stays there up to the
         sampling error of the paths; if M = 0 is unstable, this error makes the run leave it.
     times : array_like, optional
         Save points in t = lr steps, rounded to whole steps. With ``EpochSGD`` in t = lr steps/d,
@@ -102,7 +106,8 @@ def solve_dmft(
     cells : int, optional
         Number m of cells of an epoch of ``EpochSGD``, rounded up to a multiple of 4. By default t
         of a cell, lr samples_per_dimension/(batch m), is at most 0.04, m is at least 16, and a
-        quarter of the cells is stable with a margin (see Notes).
+        quarter of the cells is stable with a margin (see Notes). For a ``DeepLinear`` under
+        ``OnePassSGD``, the number of cells per unit of samples/d.
     method : DMFT, default DMFT()
         Numerical options: basis, storage precision, memory and form of the equations.
     progress : bool, optional
@@ -168,6 +173,11 @@ def solve_dmft(
     samples_per_dimension times the largest squared eigenvalue over their mean if that is more:
     with fewer paths, the overlaps of a quarter of them need not be positive definite.
 
+    **Deep linear networks.** The limit of a ``DeepLinear`` is a deterministic recursion, without
+    paths: ``paths``, ``replicates``, ``two_time`` and ``method`` do not apply, and the variables
+    are ``overlap``, ``squared_norm``, ``excess_risk``, ``risk``, ``train_risk`` and
+    ``layer_change``, without standard errors. One pass is solved by cells as above.
+
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=1, activation="linear")
@@ -178,7 +188,21 @@ def solve_dmft(
     ((1, 2), True)
     """
     require("solve_dmft", problem, algorithm)
-    validate_fixed_data(algorithm)
+    if isinstance(problem, DeepLinear):
+        _require_defaults(paths, replicates, two_time, method)
+        return solve_limit(
+            problem,
+            algorithm,
+            start,
+            times=times,
+            alpha=alpha,
+            steps=steps,
+            cells=cells,
+            progress=progress,
+            record=record,
+            evaluate=evaluate,
+        )
+    algorithm = validate_fixed_data(algorithm)
     if not isinstance(method, DMFT):
         raise checks.reject("method", method, "expected sgd.DMFT(...).")
     # Cells are known before the clock: save points are rounded to them.
@@ -227,6 +251,20 @@ def solve_dmft(
                 raise
             warn(f"{error} The projections are used here.")
     return _solve_form(request, Sweep)
+
+
+def _require_defaults(paths: int, replicates: int, two_time: bool, method: DMFT) -> None:
+    """Raise ValueError for options of the paths, which a deep linear network does not have."""
+    defaults = {
+        "paths": (paths, PATHS),
+        "replicates": (replicates, REPLICATES),
+        "two_time": (two_time, False),
+        "method": (method, DEFAULT_OPTIONS),
+    }
+    for name, (value, default) in defaults.items():
+        if value != default:
+            fix = f"the limit of a deep linear network is deterministic, without paths. Omit {name}."
+            raise checks.reject(name, value, fix)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,12 +28,14 @@ from sgdynamics.dynamics.updates import all_rows, with_weights
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.risk import MARGIN, choose_quadrature
 from sgdynamics.ode.update_step import UpdateStep, map_step
+from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.results.build import build_result, divergence_warning
 from sgdynamics.results.clock import Clock
 from sgdynamics.solvers.batch import average_replicates, sampling_errors
 from sgdynamics.solvers.call import SolverCall, validate_call
+from sgdynamics.solvers.deep_linear import solve_fresh_batches
 
 MOST_STEPS = 10**7  # minutes to hours
 FIRST_PIECE = 8  # steps of the first call of the compiled map
@@ -42,9 +44,9 @@ LARGEST = 1e100  # overlaps beyond this have diverged
 
 @float64
 def solve_large_batch(
-    problem: Problem,
+    problem: Problem | DeepLinear,
     algorithm: OnePassSGD,
-    start: Start,
+    start: Start | None = None,
     *,
     steps: ArrayArgument,
     samples_per_dimension: float,
@@ -61,14 +63,14 @@ def solve_large_batch(
 
     Parameters
     ----------
-    problem : Problem
+    problem : Problem or DeepLinear
         The learning problem.
     algorithm : OnePassSGD
         The training algorithm, with any update that commutes with rotations and reads a batch
         once. ``lr`` is the step itself (D = 1 in the units of the update) and may be a function of
         alpha = samples/d; ``batch`` stays at its default.
-    start : Start
-        Initial condition of one or several runs.
+    start : Start, optional
+        Initial condition of one or several runs; none for a ``DeepLinear``.
     steps : array_like
         Save points in steps, increasing whole numbers.
     samples_per_dimension : float
@@ -117,6 +119,11 @@ def solve_large_batch(
     if algorithm.stepping is not None:
         alphas = np.linspace(0.0, points[-1] * alpha_step, SCHEDULE_CHECK_POINTS)
         algorithm.stepping.check_memory(1.0, alphas)  # a step is lr itself, so that D = 1
+    finite = bool(np.isfinite(ratio))
+    if isinstance(problem, DeepLinear):
+        clock = _make_clock(algorithm, points, alpha_step, is_finite=finite)
+        options = {"record": record, "evaluate": evaluate, "progress": progress}
+        return solve_fresh_batches(problem, algorithm, start, clock, ratio, **options)
     call = validate_call(
         "solve_large_batch",
         problem,
@@ -127,7 +134,7 @@ def solve_large_batch(
         evaluate=evaluate,
         progress=progress,
     )
-    clock = _make_clock(algorithm, points, alpha_step, is_finite=bool(np.isfinite(ratio)))
+    clock = _make_clock(algorithm, points, alpha_step, is_finite=finite)
     call = replace(call, clock=clock)
     states = _iterate(call, points, ratio)
     return _build(call, states).assign_attrs(samples_per_dimension=ratio)

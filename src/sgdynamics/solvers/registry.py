@@ -78,6 +78,7 @@ ENTRIES = [
             ),
             "spiked tensor": NO_SPIKED_TENSOR,
             "own dynamics": NO_OWN_DYNAMICS,
+            "deep linear": None,
         },
         example={"steps": [1], "samples_per_dimension": 1.0},
         can_be_swept=True,
@@ -118,7 +119,7 @@ ENTRIES = [
     Question(
         "solve_dmft",
         "sgdynamics.solvers.dmft:solve_dmft",
-        unsupported=ON_DATA,
+        unsupported={**ON_DATA, "deep linear": None},
         example={"alpha": [6.0]},
         can_be_swept=True,
         methods=(Method("dmft", "DMFT", run_keys=("seed",), counts_steps=True),),
@@ -150,7 +151,7 @@ ENTRIES = [
     Question(
         "simulate",
         "sgdynamics.solvers.simulate:simulate",
-        unsupported={"other batch": INTEGER_BATCH},
+        unsupported={"other batch": INTEGER_BATCH, "deep linear": None},
         example={"steps": [1], "dimension": 50},
         label_noise="any",
         can_be_swept=True,
@@ -187,6 +188,7 @@ ENTRIES = [
     Question(
         "sweep",
         "sgdynamics.sweeps.sweeping:sweep",
+        unsupported={"deep linear": None},
         example={"solver": "simulate", "steps": [1], "dimension": 50, "over": {"lr": [0.1]}},
         label_noise="any",
     ),

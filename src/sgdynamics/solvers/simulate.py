@@ -20,6 +20,7 @@ from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.dynamics.fixed_data import FixedDataDynamics
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.fixed_data.sample_stability import warn_unstable
+from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
@@ -33,9 +34,9 @@ from sgdynamics.solvers.call import SolverCall, validate_call
 
 
 def simulate(
-    problem: Problem | SpikedTensor | Dynamics,
+    problem: Problem | SpikedTensor | DeepLinear | Dynamics,
     algorithm: OnePassSGD | FixedData,
-    start: Start | SpikedStart | Any,
+    start: Start | SpikedStart | Any = None,
     *,
     times: ArrayArgument | None = None,
     alpha: ArrayArgument | None = None,
@@ -60,12 +61,13 @@ def simulate(
 
     Parameters
     ----------
-    problem : Problem, SpikedTensor or Dynamics
+    problem : Problem, SpikedTensor, DeepLinear or Dynamics
         The learning problem.
     algorithm : OnePassSGD, GradientDescent, MultiPassSGD, PersistentSGD, Langevin or EpochSGD
         The training algorithm.
-    start : Start, SpikedStart or dict
-        Initial condition. One run serves any number of runs; n runs serve n.
+    start : Start, SpikedStart or dict, optional
+        Initial condition. One run serves any number of runs; n runs serve n. A ``DeepLinear`` has
+        none: each run draws its initial weights.
     times : array_like, optional
         Save points in t = lr steps/d (on a fixed data set lr steps, with ``EpochSGD`` lr steps/d),
         increasing.

@@ -29,6 +29,7 @@ TAKEN = variables.TAKEN | {"point", "times", "left", "mean", "failed", "warning"
 SHAPES = frozenset(
     [
         "width",
+        "depth",
         "teacher_width",
         "signals",
         "directions",
