@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from sgdynamics.analysis.sample_complexity import sample_complexity as sample_complexity
     from sgdynamics.base.compile_cache import compile_cache as compile_cache
     from sgdynamics.base.controls import piecewise_rate as piecewise_rate
+    from sgdynamics.base.equations import Equations as Equations
     from sgdynamics.base.support import supported as supported
     from sgdynamics.dynamics.protocol import Dynamics as Dynamics
     from sgdynamics.expectations.interface import Expectation as Expectation
@@ -126,6 +127,7 @@ _PACKAGE_OF = {
     "EffectiveDynamics": "sgdynamics.analysis.effective.dynamics",
     "EffectiveScaling": "sgdynamics.analysis.effective.scaling",
     "EpochSGD": "sgdynamics.algorithms.epochs",
+    "Equations": "sgdynamics.base.equations",
     "ExitTimes": "sgdynamics.analysis.exit_results",
     "Expectation": "sgdynamics.expectations.interface",
     "FixedPoint": "sgdynamics.analysis.fixed_points",

@@ -15,10 +15,11 @@ import numpy as np
 
 from sgdynamics.base.arrays import RandomKey
 from sgdynamics.base.controls import describe_schedule, is_scheduled
+from sgdynamics.base.equations import HasEquations
 from sgdynamics.base.user_functions import function_identity
 
 
-class Dynamics:
+class Dynamics(HasEquations):
     """A user-defined dynamics: named arrays, their mean step, one step at finite d, a risk.
 
     Subclass it and pass an instance as the problem. Define the methods that the solvers you call

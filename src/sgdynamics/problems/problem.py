@@ -32,6 +32,7 @@ from sgdynamics.base.controls import (
     is_scheduled,
     values_at,
 )
+from sgdynamics.base.equations import HasEquations
 from sgdynamics.base.precision import float64
 from sgdynamics.base.resources import check_memory
 from sgdynamics.base.user_functions import function_identity, validate_function
@@ -87,7 +88,7 @@ class SampleArguments(TypedDict, total=False):
     draws: dict[str, Any] | None
 
 
-class Problem:
+class Problem(HasEquations):
     """A learning problem: a per-sample loss of the fields, and the law of the data.
 
     Inputs are x ~ N(0, I_d), unless ``covariance``, ``clusters``, ``tokens`` or ``means`` define

@@ -15,6 +15,7 @@ import numpy as np
 
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import ArrayArgument, Parameters, RealArray
+from sgdynamics.base.equations import HasEquations
 from sgdynamics.base.resources import check_memory
 
 # Largest order: beyond it |x|^(2 order) overflows float64 as soon as |x| differs from 1.
@@ -25,7 +26,7 @@ TOLERANCE = 1e-9
 
 @pytrees.register_parameters("snr", "ridge")
 @dataclass(frozen=True)
-class SpikedTensor:
+class SpikedTensor(HasEquations):
     """Recovery of a unit vector v from fresh noisy tensors of rank one.
 
     ::

@@ -12,11 +12,15 @@ from typing import Any
 import jax.numpy as jnp
 
 from sgdynamics.algorithms.updates.gradient_source import Gradient
-from sgdynamics.algorithms.updates.law import Increments, Law
+from sgdynamics.algorithms.updates.law import Increments, Law, step_equation
 from sgdynamics.algorithms.updates.update import Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
 from sgdynamics.base.controls import scalar_or_schedule
+
+# The average of squares of the coordinates, and the step divided by its root.
+MEAN_SQUARES = r"S \leftarrow \left(1 - \frac{c}{D}\right) S + \frac{c}{D} G^{\circ 2}"
+ROOT_STEP = r"\frac{G}{\sqrt{S} + \varepsilon}"
 
 # Properties that the coordinatewise updates have in common.
 COORDINATEWISE: dict[str, Any] = {"coordinatewise": True, "trains_head": False}
@@ -76,6 +80,11 @@ def adagrad_norm(start: float) -> Update:
         initial_values=(("sum", "start"),),
         memory="slow",
         linear=True,
+        equations=(
+            r"b^2 \leftarrow b^2 + \frac{\left|G\right|^2}{D^2}",
+            step_equation(r"\frac{G}{\sqrt{b^2}}"),
+            r"b^2 = s_0 \text{ at the start}",
+        ),
     )
     return Update(law, {"start": checks.number("start", start, above=0.0)})
 
@@ -103,7 +112,8 @@ def sign() -> Update:
     >>> sgd.updates.sign()
     sign()
     """
-    return Update(Law("sign", _sign, jumps=True, **COORDINATEWISE))
+    equations = (step_equation(r"\operatorname{sgn}\left(G\right)"),)
+    return Update(Law("sign", _sign, jumps=True, equations=equations, **COORDINATEWISE))
 
 
 def _adam(
@@ -195,6 +205,13 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
         memory="fast",
         linear=True,
         averaging=("memory",),
+        equations=(
+            r"V \leftarrow \beta V + \left(1 - \beta\right) G",
+            MEAN_SQUARES,
+            r"\hat V = \frac{V}{1 - \beta^n}",
+            r"\hat S = \frac{S}{1 - \left(1 - \frac{c}{D}\right)^n}",
+            step_equation(r"\left(\frac{\hat V}{\sqrt{\hat S} + \varepsilon} + \omega W\right)"),
+        ),
         **COORDINATEWISE,
     )
     return Update(law, hyperparameters)
@@ -263,6 +280,7 @@ def rmsprop(memory: float, eps: float) -> Update:
             memory="slow",
             linear=True,
             averaging=("memory",),
+            equations=(MEAN_SQUARES, step_equation(ROOT_STEP)),
             **COORDINATEWISE,
         ),
         hyperparameters,
@@ -331,6 +349,11 @@ def adagrad(start: float, eps: float = 0.0) -> Update:
         initial_values=(("squares", "start"),),
         memory="slow",
         linear=True,
+        equations=(
+            r"S \leftarrow S + \frac{1}{D} G^{\circ 2}",
+            step_equation(ROOT_STEP),
+            r"S = s_0 \operatorname{Var}\left(x_j\right) \text{ at the start}",
+        ),
         **COORDINATEWISE,
     )
     return Update(law, hyperparameters)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from sgdynamics.algorithms.updates.gradient_source import Gradient
-from sgdynamics.algorithms.updates.law import Increments, Law
+from sgdynamics.algorithms.updates.law import Increments, Law, step_equation
 from sgdynamics.algorithms.updates.update import MAKERS, Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, Parameters, RealArray, Scalar, State
@@ -21,7 +21,10 @@ def _plain(state: State, gradient: Gradient, lr: Scalar, D: Scalar, number: Scal
     return {"weights": -lr / D * gradient(state["weights"])}
 
 
-PLAIN = Update(Law("plain", _plain, linear=True, linear_in_rows=True))
+NORMALS = r"N,\quad N_{i j} \sim \mathcal{N}(0, 1)"
+PLAIN = Update(
+    Law("plain", _plain, linear=True, linear_in_rows=True, equations=(step_equation("G"),))
+)
 
 
 def _validate_inner(of: Update | Mapping[str, Any] | None) -> Update:
@@ -129,7 +132,14 @@ def weight_decay(
     """
     inner = _validate_inner(of)
     step = _DecayStep(inner.law, checks.flag("decoupled", decoupled))
-    law = replace(inner.law, name="weight_decay", step=step)
+    law = replace(
+        inner.law,
+        name="weight_decay",
+        step=step,
+        equations=_decay_equations(inner.law, decoupled),
+        image="",
+        equivalent_rate="",
+    )
     if not decoupled and law.bends:
         # The image of the decay under clipping is not a polynomial of the label noise.
         law = replace(law, jumps=False)
@@ -153,6 +163,20 @@ def weight_decay(
             "the problem.",
         )
     return Update(law, hyperparameters, () if decoupled else (("decoupled", False),))
+
+
+def _decay_equations(law: Law, decoupled: bool) -> tuple[str, ...]:
+    """Return the step of an update with weight decay as LaTeX."""
+    if not decoupled:
+        return (r"G \leftarrow G + \omega W", *law.equations)
+    if law.iterate == "weights":
+        return (step_equation(r"\omega W"), *law.equations)
+    # The weights are an average of the iterate X, whose plain step contains the decay.
+    before, after = step_equation("", "X"), r" + \omega X\right)"
+    return tuple(
+        f"{before}\\left({line.removeprefix(before)}{after}" if line.startswith(before) else line
+        for line in law.equations
+    )
 
 
 @dataclass(frozen=True)
@@ -214,7 +238,17 @@ def thermal(temperature: Schedule | float, of: Update | None) -> Update:
             "thermal noise is only supported for plain steps, and for updates of the weights that "
             f"commute with rotations and have no noise, which {inner} is not. Use another update.",
         )
-    law = replace(inner.law, step=_ThermalStep(inner.law), noise=True)
+    kick = (
+        r"W \leftarrow W + \frac{\sqrt{2 T \mathrm{lr}}}{D} N,\quad N_{i j} \sim \mathcal{N}(0, 1)"
+    )
+    law = replace(
+        inner.law,
+        step=_ThermalStep(inner.law),
+        noise=True,
+        equations=(*inner.law.equations, kick),
+        image="" if inner is not PLAIN else r"\frac{h}{B}",
+        equivalent_rate="",
+    )
     hyperparameters: dict[str, Any] = {"temperature": temperature}
     if of is not None:
         hyperparameters["of"] = inner
@@ -272,7 +306,18 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
             of,
             "it already has noise, and its draw would be repeated. Use one sigma for both.",
         )
-    law = replace(inner.law, name="gradient_noise", step=_NoiseStep(inner.law), noise=True)
+    law = replace(
+        inner.law,
+        name="gradient_noise",
+        step=_NoiseStep(inner.law),
+        noise=True,
+        equations=(
+            *inner.law.equations,
+            step_equation(f"s {NORMALS}"),
+        ),
+        image="",
+        equivalent_rate="",
+    )
     hyperparameters: dict[str, Any] = {"sigma": scalar_or_schedule("sigma", sigma)}
     if of is not None:
         hyperparameters["of"] = inner

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sgdynamics.base.arrays import Function
+from sgdynamics.base.equations import parameter_symbol
 
 # Increments of one step by name: those of the weights and of the other variables of the state.
 Increments = dict[str, Any]
@@ -81,6 +82,14 @@ class Law:
         Function of the overlaps that multiplies the step.
     averaging : tuple of str
         Name of the hyperparameter c of an average over D/c steps, or of two whose ratio is c.
+    equations : tuple of str
+        The step as LaTeX, one assignment per line, with the gradient G = dloss/dW of a batch.
+    image : str
+        LaTeX of the image of h/B under an update without memory: the mean step is that of SGD with
+        this image in place of h/B, for p x B gradients h in the fields of a batch.
+    equivalent_rate : str
+        LaTeX of the learning rate at which plain SGD has the same limit, for a memory of O(1)
+        steps.
     """
 
     name: str
@@ -108,8 +117,46 @@ class Law:
     scales: bool = True
     state_rate: Function | None = None
     averaging: tuple[str, ...] = ()
+    equations: tuple[str, ...] = ()
+    image: str = ""
+    equivalent_rate: str = ""
 
 
 def count_row_sets(law: Law | None) -> int:
     """Return the number of sets of p rows in the state: the weights and those of the update."""
     return 1 if law is None else 1 + len(law.rows)
+
+
+# Hyperparameters in the formulas of `Law.equations`; others appear by their names.
+SYMBOLS = {
+    "beta": r"\beta",
+    "memory": "c",
+    "eps": r"\varepsilon",
+    "threshold": r"\theta",
+    "start": "s_0",
+    "weight_decay": r"\omega",
+    "rate": r"\omega",
+    "head": r"\omega_a",
+    "sigma": "s",
+    "temperature": "T",
+    "velocity_rate": r"\mathrm{lr}_V",
+    "delta": r"\delta",
+    "offset": "o",
+    "times": "k",
+    "radius": "r",
+    "reach": r"\varrho",
+}
+
+
+def hyperparameter_symbol(name: str) -> str:
+    """Return the symbol of a hyperparameter in formulas."""
+    return SYMBOLS.get(name) or parameter_symbol(name)
+
+
+# The plain step of a set of rows along a direction.
+STEP = r"{rows} \leftarrow {rows} - \frac{{\mathrm{{lr}}}}{{D}} {direction}"
+
+
+def step_equation(direction: str, rows: str = "W") -> str:
+    """Return the LaTeX of a plain step of some rows against a direction."""
+    return STEP.format(rows=rows, direction=direction)

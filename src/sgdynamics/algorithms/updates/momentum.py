@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sgdynamics.algorithms.updates.gradient_source import Gradient
-from sgdynamics.algorithms.updates.law import Increments, Law
+from sgdynamics.algorithms.updates.law import Increments, Law, step_equation
 from sgdynamics.algorithms.updates.update import Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
@@ -71,6 +71,10 @@ def _slow_nesterov(
     }
 
 
+# A velocity that averages over D/c steps, and the rate of plain SGD with the same limit as beta.
+SLOW_VELOCITY = r"V \leftarrow \left(1 - \frac{c}{D}\right) V + \frac{c}{D} G"
+FAST_RATE = r"\frac{\mathrm{lr}}{1 - \beta}"
+
 # Properties that the updates with a velocity have in common.
 VELOCITY: dict[str, Any] = {
     "rows": ("velocity",),
@@ -125,11 +129,24 @@ def momentum(beta: float | None = None, memory: float | None = None) -> Update:
     """
     name, value = _validate_memory(beta, memory)
     if name == "beta":
-        return Update(Law("momentum", _momentum, **VELOCITY, memory="fast"), {"beta": value})
-    return Update(
-        Law("momentum", _slow_momentum, **VELOCITY, memory="slow", averaging=("memory",)),
-        {"memory": value},
+        law = Law(
+            "momentum",
+            _momentum,
+            **VELOCITY,
+            memory="fast",
+            equations=(r"V \leftarrow \beta V + G", step_equation("V")),
+            equivalent_rate=FAST_RATE,
+        )
+        return Update(law, {"beta": value})
+    law = Law(
+        "momentum",
+        _slow_momentum,
+        **VELOCITY,
+        memory="slow",
+        averaging=("memory",),
+        equations=(SLOW_VELOCITY, step_equation("V")),
     )
+    return Update(law, {"memory": value})
 
 
 @maker
@@ -171,12 +188,32 @@ def nesterov(beta: float | None = None, memory: float | None = None) -> Update:
     """
     name, value = _validate_memory(beta, memory)
     if name == "beta":
-        return Update(Law("nesterov", _nesterov, **VELOCITY, memory="fast"), {"beta": value})
-    return Update(
-        Law("nesterov", _slow_nesterov, **VELOCITY, memory="slow", averaging=("memory",)),
-        {"memory": value},
+        law = Law(
+            "nesterov",
+            _nesterov,
+            **VELOCITY,
+            memory="fast",
+            equations=(
+                r"V \leftarrow \beta V + G",
+                step_equation(r"\left(G + \beta V\right)"),
+            ),
+            equivalent_rate=FAST_RATE,
+        )
+        return Update(law, {"beta": value})
+    direction = r"\left(\frac{c}{D} G + \left(1 - \frac{c}{D}\right) V\right)"
+    law = Law(
+        "nesterov",
+        _slow_nesterov,
+        **VELOCITY,
+        memory="slow",
+        averaging=("memory",),
+        equations=(SLOW_VELOCITY, step_equation(direction)),
     )
+    return Update(law, {"memory": value})
 
+
+# The mean of the iterates X up to step n.
+MEAN_OF_ITERATES = r"W \leftarrow W + \frac{1}{n} \left(X - W\right)"
 
 # Properties that averages have in common: the weights, which define the network, are an average of
 # the iterate, which moves along gradients.
@@ -246,7 +283,16 @@ def average(memory: float) -> Update:
     average(memory=2)
     """
     return Update(
-        Law("average", _average, **AVERAGED, averaging=("memory",)),
+        Law(
+            "average",
+            _average,
+            **AVERAGED,
+            averaging=("memory",),
+            equations=(
+                step_equation(r"G\left(X\right)", "X"),
+                r"W \leftarrow W + \frac{c}{D} \left(X - W\right)",
+            ),
+        ),
         {"memory": scalar_or_schedule("memory", memory, above=0.0)},
     )
 
@@ -276,7 +322,14 @@ def polyak() -> Update:
     >>> sgd.updates.polyak()
     polyak()
     """
-    return Update(Law("polyak", _polyak, **AVERAGED, scalars=("age",)))
+    law = Law(
+        "polyak",
+        _polyak,
+        **AVERAGED,
+        scalars=("age",),
+        equations=(step_equation(r"G\left(X\right)", "X"), MEAN_OF_ITERATES),
+    )
+    return Update(law)
 
 
 def _schedule_free(
@@ -324,7 +377,17 @@ def schedule_free(beta: float = 0.9) -> Update:
     schedule_free(beta=0.9)
     """
     return Update(
-        Law("schedule_free", _schedule_free, **AVERAGED, scalars=("age",)),
+        Law(
+            "schedule_free",
+            _schedule_free,
+            **AVERAGED,
+            scalars=("age",),
+            equations=(
+                r"Y \leftarrow \left(1 - \beta\right) X + \beta W",
+                step_equation(r"G\left(Y\right)", "X"),
+                MEAN_OF_ITERATES,
+            ),
+        ),
         {"beta": scalar_or_schedule("beta", beta, maximum=1.0)},
     )
 
@@ -400,6 +463,11 @@ def dana(velocity_rate: float, delta: float, offset: float = 1.0) -> Update:
             memory="slow",
             scalars=("age",),
             averaging=("delta", "offset"),
+            equations=(
+                r"V \leftarrow V + \frac{1}{D} "
+                r"\left(G - \frac{\delta}{o + \frac{n - 1}{D}} V\right)",
+                r"W \leftarrow W - \frac{1}{D} \left(\mathrm{lr} G + \mathrm{lr}_V V\right)",
+            ),
         ),
         hyperparameters,
     )

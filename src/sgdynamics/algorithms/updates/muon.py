@@ -9,7 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from sgdynamics.algorithms.updates.gradient_source import Gradient
-from sgdynamics.algorithms.updates.law import Increments, Law
+from sgdynamics.algorithms.updates.law import Increments, Law, step_equation
+from sgdynamics.algorithms.updates.momentum import SLOW_VELOCITY
 from sgdynamics.algorithms.updates.step_length import inverse, root
 from sgdynamics.algorithms.updates.update import Update, maker
 from sgdynamics.base import checks
@@ -154,6 +155,9 @@ def muon(
     if memory is not None and beta is not None:
         raise checks.reject("beta and memory", (beta, memory), "Set at most one of them.")
     common: dict[str, Any] = {"trains_head": False}
+    factor = r"\operatorname{NS}_5" if newton_schulz else r"\operatorname{polar}"
+    direction = rf"{factor}\left({'V' if memory is not None or beta is not None else 'G'}\right)"
+    long_step = rf"W \leftarrow W - \frac{{\mathrm{{lr}}}}{{\sqrt{{D}}}} {direction}"
     if memory is not None:
         law = Law(
             "muon",
@@ -162,15 +166,26 @@ def muon(
             memory="slow",
             linear=True,
             averaging=("memory",),
+            equations=(SLOW_VELOCITY, step_equation(direction)),
             **common,
         )
         return Update(law, {"memory": scalar_or_schedule("memory", memory, above=0.0)}, options)
     if beta is None:
-        return Update(
-            Law("muon", _MuonStep("none", newton_schulz), jumps=True, **common), {}, options
+        law = Law(
+            "muon",
+            _MuonStep("none", newton_schulz),
+            jumps=True,
+            equations=(long_step,),
+            image=rf"\frac{{1}}{{\sqrt{{l_1}}}} {factor}\left(h\right)",
+            **common,
         )
-    return Update(
-        Law("muon", _MuonStep("fast", newton_schulz), rows=("velocity",), memory="fast", **common),
-        {"beta": scalar_or_schedule("beta", beta, below=1.0)},
-        options,
+        return Update(law, {}, options)
+    law = Law(
+        "muon",
+        _MuonStep("fast", newton_schulz),
+        rows=("velocity",),
+        memory="fast",
+        equations=(r"V \leftarrow \beta V + G", long_step),
+        **common,
     )
+    return Update(law, {"beta": scalar_or_schedule("beta", beta, below=1.0)}, options)

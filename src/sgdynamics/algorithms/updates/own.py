@@ -11,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.algorithms.updates.law import Increments, Law
+from sgdynamics.algorithms.updates.law import Increments, Law, hyperparameter_symbol
 from sgdynamics.algorithms.updates.update import Update
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, RealArray
 from sgdynamics.base.controls import scalar_or_schedule, values_at
+from sgdynamics.base.equations import function_formula, function_symbol, parameter_symbol
 from sgdynamics.base.precision import float64
 
 MEMORIES = ("none", "slow", "fast")
@@ -117,8 +118,27 @@ def own(
         memory=memory,
         linear=linear,
         scales=False,
+        equations=_own_equations(step, row_names, scalar_names, tuple(hyperparameters)),
     )
     return Update(law, hyperparameters)
+
+
+def _own_equations(
+    step: Callable[..., Any],
+    rows: tuple[str, ...],
+    scalars: tuple[str, ...],
+    hyperparameters: tuple[str, ...],
+) -> tuple[str, ...]:
+    """Return the step as LaTeX: its formula if it states one, otherwise its name."""
+    formula = function_formula(step)
+    if formula is not None:
+        return tuple(formula.split("\n"))
+    state = ["W", *(parameter_symbol(name) for name in (*rows, *scalars))]
+    arguments = [*state, r"\mathrm{lr}", "D", *(hyperparameter_symbol(n) for n in hyperparameters)]
+    increments = ", ".join(rf"\Delta {symbol}" for symbol in state)
+    symbol = function_symbol(step, "step")
+    changed = rf"\left({increments}\right) = {symbol}\left({', '.join(arguments)}; G\right)"
+    return (changed, r"W \leftarrow W + \Delta W")
 
 
 @dataclass

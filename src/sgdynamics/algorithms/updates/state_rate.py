@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from sgdynamics.algorithms.trainable import Trainable
 from sgdynamics.algorithms.updates.gradient_source import Gradient
-from sgdynamics.algorithms.updates.law import Increments, Law
+from sgdynamics.algorithms.updates.law import Increments, Law, step_equation
 from sgdynamics.algorithms.updates.update import Update
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
+from sgdynamics.base.equations import function_formula, function_symbol
 from sgdynamics.base.user_functions import output_shape
 from sgdynamics.problems.moves import LossOverlaps
 from sgdynamics.problems.problem import Problem
@@ -90,7 +91,17 @@ def state_rate(rate: Callable[[LossOverlaps], Scalar]) -> Update:
     except ValueError:
         pass
     step = _StateRateStep(rate)
-    return Update(Law("state_rate", step, linear=True, decay_inside=True, state_rate=rate))
+    symbol = function_symbol(rate, "rate")
+    formula = function_formula(rate) or rf"{symbol}\left(Q, M, P\right)"
+    law = Law(
+        "state_rate",
+        step,
+        linear=True,
+        decay_inside=True,
+        state_rate=rate,
+        equations=(step_equation(rf"{formula} G"),),
+    )
+    return Update(law)
 
 
 def reads_state(value: object) -> bool:

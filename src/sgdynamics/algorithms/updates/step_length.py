@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.updates.gradient_source import Gradient
-from sgdynamics.algorithms.updates.law import Increments, Law
+from sgdynamics.algorithms.updates.law import Increments, Law, step_equation
 from sgdynamics.algorithms.updates.update import Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, Scalar, State
@@ -59,7 +59,14 @@ def normalised() -> Update:
     >>> sgd.updates.normalised().kind
     'normalised'
     """
-    return Update(Law("normalised", _normalised_step, jumps=True))
+    law = Law(
+        "normalised",
+        _normalised_step,
+        jumps=True,
+        equations=(step_equation(r"\frac{\sqrt{D}}{\left|G\right|} G"),),
+        image=r"\frac{h}{\sqrt{l_1} \left|h\right|}",
+    )
+    return Update(law)
 
 
 def _clipped_step(axes: tuple[int, ...]) -> Callable[..., Increments]:
@@ -85,13 +92,38 @@ def _clipped_step(axes: tuple[int, ...]) -> Callable[..., Increments]:
 
 
 ALL_AXES, ROW_AXES, SAMPLE_AXES = (-2, -1), (-1,), (1, 2)
+BOUNDED = r"\min\left(1, \frac{{\theta \sqrt{{D}}}}{{\left|{norm}\right|}}\right) {gradient}"
 CLIPPED = {
-    "all": Law("clipped", _clipped_step(ALL_AXES), jumps=True, bends="threshold"),
+    "all": Law(
+        "clipped",
+        _clipped_step(ALL_AXES),
+        jumps=True,
+        bends="threshold",
+        equations=(step_equation(BOUNDED.format(norm="G", gradient="G")),),
+        image=r"\frac{h}{B} \min\left(1, \frac{\theta B}{\sqrt{l_1} \left|h\right|}\right)",
+    ),
     "row": Law(
-        "clipped", _clipped_step(ROW_AXES), jumps=True, bends="threshold", bends_by_row=True
+        "clipped",
+        _clipped_step(ROW_AXES),
+        jumps=True,
+        bends="threshold",
+        bends_by_row=True,
+        equations=(step_equation(BOUNDED.format(norm="G_i", gradient="G_i"), "W_i"),),
+        image=r"\frac{h_i}{B} \min\left(1, \frac{\theta B}{\sqrt{l_1} \left|h_i\right|}\right)",
     ),
     "sample": Law(
-        "clipped", _clipped_step(SAMPLE_AXES), rereads=True, jumps=True, bends="threshold"
+        "clipped",
+        _clipped_step(SAMPLE_AXES),
+        rereads=True,
+        jumps=True,
+        bends="threshold",
+        equations=(
+            step_equation(
+                r"\frac{1}{B} \sum_{\mu=1}^{B} "
+                + BOUNDED.format(norm=r"G^{(\mu)}", gradient=r"G^{(\mu)}")
+            ),
+        ),
+        image=r"\frac{h_\mu}{B} \min\left(1, \frac{\theta}{\sqrt{l_1} \left|h_\mu\right|}\right)",
     ),
 }
 
@@ -189,7 +221,14 @@ def reuse(times: int) -> Update:
     >>> sgd.updates.reuse(2)
     reuse(times=2)
     """
-    law = Law("reuse", _reuse, rereads=True, decay_inside=True, explicit_head_rate=True)
+    law = Law(
+        "reuse",
+        _reuse,
+        rereads=True,
+        decay_inside=True,
+        explicit_head_rate=True,
+        equations=(step_equation(r"G\left(W\right)\quad k \text{ times for each batch}"),),
+    )
     return Update(law, {"times": checks.integer("times", times, 1, MOST_MOVES)})
 
 
@@ -224,6 +263,11 @@ def _sam_of_reach(
     reach: Scalar,
 ) -> Increments:
     return _sam_step(state, gradient, lr, D, reach / root(D, state["weights"]))
+
+
+def _sam_equations(radius: str) -> tuple[str, ...]:
+    """Return the step of SAM as LaTeX."""
+    return (step_equation(rf"G\left(W + {radius} \frac{{G}}{{\left|G\right|}}\right)"),)
 
 
 @maker
@@ -269,15 +313,30 @@ def sam(radius: float | None = None, reach: float | None = None) -> Update:
             "Set exactly one of them: sam(0.05), or sam(reach=0.5) for radius = reach/sqrt(D).",
         )
     if reach is not None:
-        return Update(
-            Law("sam", _sam_of_reach, rereads=True, jumps=True),
-            {"reach": scalar_or_schedule("reach", reach)},
+        law = Law(
+            "sam",
+            _sam_of_reach,
+            rereads=True,
+            jumps=True,
+            equations=_sam_equations(r"\frac{\varrho}{\sqrt{D}}"),
+            image=(
+                r"\frac{1}{B} h\left(\lambda + \varrho \sqrt{l_1} "
+                r"\frac{h}{\left|h\right|}\right)"
+            ),
         )
+        return Update(law, {"reach": scalar_or_schedule("reach", reach)})
     reason = (
         "its ascent changes the field of a sample by radius sqrt(D), which has no limit. Use "
         "sam(reach=...), with radius = reach/sqrt(D)"
     )
     return Update(
-        Law("sam", _sam, rereads=True, jumps=True, no_limit=reason),
+        Law(
+            "sam",
+            _sam,
+            rereads=True,
+            jumps=True,
+            no_limit=reason,
+            equations=_sam_equations("r"),
+        ),
         {"radius": scalar_or_schedule("radius", radius)},
     )

@@ -35,6 +35,14 @@ class AttentionLoss:
     """(f - y)^2/2, with f and y the outputs of two softmax heads."""
 
     outer = staticmethod(squared)
+    latex = (
+        r"f = \sum_{l=1}^{L} \operatorname{softmax}\left(\Lambda_q\right)_l \Lambda_{v l}"
+        "\n"
+        r"y = \sum_{l=1}^{L} \operatorname{softmax}\left(\Lambda^*_q\right)_l \Lambda^*_{v l}"
+        r" + \sqrt{\mathrm{noise}} z,\quad z \sim \mathcal{N}\left(0, 1\right)"
+        "\n"
+        r"\ell = \frac{1}{2} \left(f - y\right)^2"
+    )
     # The softmax subtracts its largest entry, an operation with kinks, but does not depend on it.
     smooth = True
 

@@ -1,0 +1,147 @@
+"""The formulas of an algorithm as LaTeX: its step, its clock, and its hyperparameters by symbol."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sgdynamics.algorithms.epochs import EpochSGD
+from sgdynamics.algorithms.fixed_data import FixedData, Langevin, MultiPassSGD, PersistentSGD
+from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.algorithms.updates.law import hyperparameter_symbol, step_equation
+from sgdynamics.algorithms.updates.update import Update
+from sgdynamics.base.equations import Section
+
+DIVISORS = {"dimension": "D = d", "trace": r"D = \sum_b n_b l_b", "step": "D = 1"}
+
+
+def one_pass_section(
+    algorithm: OnePassSGD,
+    *,
+    trains_head: bool,
+    has_decay: bool,
+    on_sphere: bool,
+    move: str = r"\frac{\partial \ell_\mu}{\partial W}",
+) -> Section:
+    """Return the step of one-pass SGD on a fresh batch, and its clock.
+
+    `move` is the direction of one sample, by default the gradient of its loss.
+    """
+    stated = algorithm.stated or algorithm
+    law = algorithm.law
+    penalty = r" + \mathrm{al} W" if has_decay and (law is None or law.decay_inside) else ""
+    steps = (step_equation("G"),) if law is None else law.equations
+    lines = [
+        rf"G = \frac{{1}}{{B}} \sum_{{\mu=1}}^{{B}} {move}"
+        rf"{penalty}\quad \text{{on a fresh batch}}",
+        *steps,
+    ]
+    if has_decay and not penalty:
+        lines.append(step_equation(r"\mathrm{al} W"))
+    if on_sphere:
+        lines.append(r"w_i \leftarrow \frac{w_i}{\left|w_i\right|}")
+    if trains_head and law is None:
+        head = r"\frac{1}{B} \sum_{\mu=1}^{B} \frac{\partial \ell_\mu}{\partial a}"
+        decay = r" + \mathrm{al} a" if has_decay else ""
+        rate = r"\frac{\mathrm{head\_rate} \, \mathrm{lr}}{D}"
+        lines.append(rf"a \leftarrow a - {rate} \left({head}{decay}\right)")
+    elif trains_head:
+        lines.append(
+            r"a \text{ is one more column of } W \text{, with the rate } \mathrm{head\_rate}"
+        )
+    clock = r"t = \frac{\mathrm{lr} \cdot \mathrm{steps}}{D}"
+    if algorithm.scheduled:
+        clock = r"t = \int \frac{\mathrm{lr}}{B} d\alpha"
+    lines.append(
+        rf"{clock},\quad \alpha = \frac{{B \cdot \mathrm{{steps}}}}{{d}},\quad "
+        f"{DIVISORS[stated.per]}"
+    )
+    return Section("Algorithm", tuple(lines))
+
+
+def one_pass_values(algorithm: OnePassSGD, trains_head: bool) -> dict[str, Any]:
+    """Return the hyperparameters of one-pass SGD by symbol."""
+    stated = algorithm.stated or algorithm
+    values: dict[str, Any] = {r"\mathrm{lr}": stated.lr, "B": stated.batch}
+    if trains_head:
+        values[r"\mathrm{head\_rate}"] = stated.head_rate
+    if stated.has_thermal_noise:
+        values["T"] = stated.temperature
+    if stated.update is not None:
+        values |= update_values(stated.update)
+    return values
+
+
+def update_values(update: Update) -> dict[str, Any]:
+    """Return the hyperparameters of an update, and of the one that it extends, by symbol."""
+    values: dict[str, Any] = {}
+    for name, value in update.numbers.items():
+        if isinstance(value, Update):
+            values |= update_values(value)
+        else:
+            values[hyperparameter_symbol(name)] = value
+    return values
+
+
+# Algorithms on a fixed data set
+
+
+def fixed_data_section(
+    algorithm: FixedData, *, trains_head: bool, has_decay: bool, on_sphere: bool
+) -> Section:
+    """Return the step on a fixed data set, and its clock."""
+    decay = r" + \mathrm{al} W" if has_decay else ""
+    if isinstance(algorithm, EpochSGD):
+        order = {
+            "reshuffle": "a new random order in every epoch",
+            "fixed": "the same order in every epoch",
+            "replacement": "independent draws from the data set",
+        }[algorithm.order]
+        lines = [
+            r"W \leftarrow W - \frac{\mathrm{lr}}{d} \left("
+            rf"\frac{{1}}{{B}} \sum_{{\mu \in \mathrm{{batch}}}} h_\mu x_\mu^\top{decay}\right)",
+            rf"\text{{the batches take the }} n = \alpha d \text{{ samples in {order}}}",
+            r"t = \frac{\mathrm{lr} \cdot \mathrm{steps}}{d}",
+        ]
+    else:
+        selection = r"s_\mu " if algorithm.selects else ""
+        divisor = "b n" if algorithm.divisor != 1.0 else "n"
+        step = rf"\frac{{1}}{{{divisor}}} \sum_{{\mu=1}}^{{n}} {selection}h_\mu x_\mu^\top"
+        if decay:
+            step = rf"\left({step}{decay}\right)"
+        noise = r" + \sqrt{\frac{2 T \mathrm{lr}}{d}} N" if algorithm.has_thermal_noise else ""
+        lines = [rf"W \leftarrow W - \mathrm{{lr}} {step}{noise}"]
+        if isinstance(algorithm, PersistentSGD):
+            lines.append(
+                r"s_\mu: 0 \to 1 \text{ with probability } \frac{\mathrm{lr}}{\tau},\quad "
+                r"1 \to 0 \text{ with } \frac{(1 - b) \mathrm{lr}}{b \tau} \text{ per step}"
+            )
+        elif algorithm.selects:
+            lines.append(r"s_\mu \sim \text{Bernoulli}(b) \text{ at every step}")
+        lines.append(r"t = \mathrm{lr} \cdot \mathrm{steps},\quad n = \alpha d")
+    if on_sphere:
+        lines.append(r"w_i \leftarrow \frac{w_i}{\left|w_i\right|}")
+    if trains_head:
+        lines.append(
+            r"a \text{ takes the same steps with the rate } \mathrm{head\_rate} \, \mathrm{lr}"
+        )
+    return Section("Algorithm", tuple(lines))
+
+
+def fixed_data_values(algorithm: FixedData, trains_head: bool) -> dict[str, Any]:
+    """Return the hyperparameters of an algorithm on a fixed data set by symbol."""
+    stated = getattr(algorithm, "_stated", algorithm)
+    values: dict[str, Any] = {
+        r"\mathrm{lr}": stated.lr,
+        r"\alpha = \frac{n}{d}": stated.samples_per_dimension,
+    }
+    if isinstance(stated, EpochSGD):
+        values["B"] = stated.batch
+    if isinstance(stated, MultiPassSGD):
+        values["b"] = stated.batch_fraction
+    if isinstance(stated, PersistentSGD):
+        values[r"\tau"] = stated.persistence_time
+    if isinstance(stated, Langevin):
+        values["T"] = stated.temperature
+    if trains_head:
+        values[r"\mathrm{head\_rate}"] = stated.head_rate
+    return values
