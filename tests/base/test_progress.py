@@ -95,6 +95,17 @@ def test_a_solution_that_takes_long_is_announced(slow_steps, monkeypatch):
         solve()
 
 
+def test_late_times_that_take_long_are_announced(slow_steps, monkeypatch):
+    """LSODA continues after a few explicit steps: its Jacobians are counted before the start."""
+    solve, slow_down = slow_steps
+    slow_down(0.5)
+    monkeypatch.setattr(integrate, "MOST_STEPS", 2)
+    monkeypatch.setattr(progress, "LONG", 1e-6)
+    monkeypatch.setattr(integrate, "warn_if_long", lambda *_: None)
+    with pytest.warns(UserWarning, match="solve_ode: at least .* Jacobians of 5 overlaps"):
+        solve()
+
+
 def announcements(monkeypatch, pieces, **options):
     """Warnings of a meter whose pieces (seconds, amount, skipped) take the stated time."""
     clock = iter(np.cumsum([0.0] + [seconds for seconds, *_ in pieces]))

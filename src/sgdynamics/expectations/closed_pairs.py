@@ -44,7 +44,7 @@ class ClosedPairs(Networks):
 
     @property
     def closed_noise(self) -> NoiseTerm | None:
-        return closed_noise_term(*self.partners)
+        return closed_noise_term(*self.partners, width=self.structure.width)
 
     def residual(
         self, parameters: Parameters, head: Float[Numeric, " p"]

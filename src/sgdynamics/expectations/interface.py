@@ -271,28 +271,6 @@ class Expectation(ABC):
         """
         return None
 
-    def coarser(self, quadrature: Quadrature, flow: bool) -> Quadrature | None:
-        """Choose a resolution that costs a small part, for a first approximation of the moments.
-
-        The difference of the two is then evaluated at a few times of a run only. It must be small
-        and smooth in the overlaps, but the result does not depend on it.
-
-        Parameters
-        ----------
-        quadrature : Quadrature
-            Resolution of the solution.
-        flow : bool
-            Whether the noise is omitted.
-
-        Returns
-        -------
-        Quadrature or None
-            Coarser resolution, or None if the moments are evaluated at all times (default).
-            ``replace(quadrature, noise=False)`` asks ``moments`` to leave out the noise, that is,
-            to return zeros.
-        """
-        return None
-
     def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
         """Constant arrays that ``moments`` needs.
 

@@ -66,6 +66,15 @@ class SolverExpectation(Expectation):
         error = self.estimate_error(at)
         return error, jnp.zeros_like(error)
 
+    def coarser(self, quadrature: Quadrature, flow: bool) -> Quadrature | None:
+        """A resolution that costs a small part, for a first approximation of the drift.
+
+        The difference of both is evaluated at a few times of a run (`ode.deferred`). It must be
+        smooth in the overlaps; the result does not depend on it otherwise. None if the moments are
+        evaluated at all times.
+        """
+        return None
+
     def search_nodes(
         self, quadrature: Quadrature, flow: bool
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:
@@ -193,9 +202,6 @@ class UserExpectation(SolverExpectation):
 
     def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
         return self.own.finer(quadrature, largest)
-
-    def coarser(self, quadrature: Quadrature, flow: bool) -> Quadrature | None:
-        return self.own.coarser(quadrature, flow)
 
     def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
         return self.own.nodes(quadrature, flow)

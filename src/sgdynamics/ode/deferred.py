@@ -203,10 +203,15 @@ def _corrections(
         return rate - flatten(approximation(other_inputs, shared, t, state))
 
     def at_node(node: IntScalar, values: Array) -> Array:
-        rates = _map_trajectories(
-            lambda inputs, state: difference(inputs, *state),
-            replicates,
-            (times[:, :, node], states[:, :, node]),
+        def differences_of(inputs: tuple[PyTree, PyTree], t: Array, y: Array) -> Array:
+            return _map_axis(partial(difference, inputs), t, y)
+
+        # One replicate after the other on a CPU: their samples together need much memory.
+        batch_size = None if jax.default_backend() == "cpu" else len(times)
+        rates = jax.lax.map(
+            lambda inputs: differences_of(*inputs),
+            (replicates, times[:, :, node], states[:, :, node]),
+            batch_size=batch_size,
         )
         return values.at[:, :, node].set(rates)
 

@@ -6,8 +6,10 @@ only, so that its Jacobian has no antisymmetric directions, which would be neutr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import NamedTuple
 
 import jax
@@ -17,7 +19,7 @@ from jax import Array
 from jaxtyping import Bool, Float
 
 from sgdynamics.base.arrays import Numeric, Parameters, PyTree, RealArray, Scalar, State
-from sgdynamics.base.progress import current_meter
+from sgdynamics.base.progress import Meter, current_meter, warn_if_long
 from sgdynamics.base.resources import check_memory
 from sgdynamics.ode.case import (
     MARGIN,
@@ -30,6 +32,10 @@ from sgdynamics.ode.case import (
 )
 from sgdynamics.ode.stiff import StiffResult, integrate_lsoda
 
+# Jacobians that LSODA computes at least, one or two per decade of time.
+LEAST_JACOBIANS = 5
+# Seconds of LSODA after which its remaining time is estimated.
+SECONDS_BEFORE_ESTIMATE = 5.0
 # Bytes per entry of LSODA's Jacobian: an allowance of three float64 matrices of its size.
 JACOBIAN_BYTES = 24.0
 # Estimated errors are multiplied by this factor: unscaled ones were up to four times too small.
@@ -150,10 +156,20 @@ def _continue_run(
         return bool(np.sum(np.abs(y)) < divergence_bound(t))
 
     meter = current_meter()
+    started, first_share = perf_counter(), fraction_done(t0, end)
+    if meter is not None:
+        _warn_of_jacobians(meter, lambda: rate(t0, y), len(y))
 
     def report(t: float) -> None:
-        if meter is not None and end > 0:
-            meter.reach(fraction_done(t, end))
+        if meter is None or end <= 0:
+            return
+        share = fraction_done(t, end)
+        meter.reach(share)
+        seconds = perf_counter() - started
+        if seconds > SECONDS_BEFORE_ESTIMATE and share > first_share:
+            pace = seconds / (share - first_share)
+            how = f"{seconds:.0f} s from t = {t0:.3g} to {t:.3g}, until {end:.3g}"
+            warn_if_long(meter, pace * (1 - share), how)
 
     solution = integrate_lsoda(
         rate,
@@ -169,6 +185,19 @@ def _continue_run(
     )
     values = _unflatten_all(form, solution.values.T)
     return solution, {name: np.asarray(value) for name, value in values.items()}
+
+
+def _warn_of_jacobians(meter: Meter, evaluate: Callable[[], object], size: int) -> None:
+    """Warn before the start where even a few Jacobians take long."""
+    start_time = perf_counter()
+    evaluate()
+    seconds = perf_counter() - start_time
+    evaluations = LEAST_JACOBIANS * size
+    how = (
+        f"{seconds:.2g} s per evaluation of the drift, {evaluations} evaluations or more for the "
+        f"Jacobians of {size} overlaps at late times"
+    )
+    warn_if_long(meter, seconds * evaluations, how, "at least")
 
 
 def fraction_done(t: RealArray, end: RealArray) -> float:

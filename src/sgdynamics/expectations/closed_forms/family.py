@@ -42,6 +42,8 @@ class ClosedForms(ABC):
     # whether `expectations.mixtures` and `expectations.indicators` integrate networks of this
     # activation on Gaussian clusters
     has_logistic_moments = False
+    # largest width of a network whose closed noise costs less than an average over samples
+    widest_noise: float = float("inf")
 
     @abstractmethod
     def covers(self, activation: Activation) -> bool:
@@ -116,7 +118,9 @@ def has_logistic_moments(activation: Activation) -> bool:
     return family is not None and family.has_logistic_moments
 
 
-def closed_noise_term(student: Activation, teacher: Activation) -> NoiseTerm | None:
-    """The closed gradient noise of a student and a teacher, or None where it must be sampled."""
+def closed_noise_term(student: Activation, teacher: Activation, width: int = 1) -> NoiseTerm | None:
+    """The closed gradient noise of a network of this width, or None where it must be sampled."""
     family = shared_closed_forms(student, teacher)
-    return None if family is None else family.noise_term(student, teacher)
+    if family is None or width > family.widest_noise:
+        return None
+    return family.noise_term(student, teacher)
