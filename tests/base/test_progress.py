@@ -14,7 +14,7 @@ from sgdynamics.base.progress import Cost, Meter, meter
 from sgdynamics.mean_field import particles
 from sgdynamics.ode import integrate
 from sgdynamics.simulation import running
-from sgdynamics.solvers import large_batch
+from sgdynamics.solvers import large_batch, linear
 
 
 def test_the_bar_starts_before_the_first_piece_is_finished(monkeypatch):
@@ -246,3 +246,31 @@ def test_exits_by_the_ode_announce_long_work(monkeypatch):
     message = r"exit times, ode: at least .* s per evaluation of the drift, 104 evaluations or more"
     with pytest.warns(UserWarning, match=message):
         np.testing.assert_array_equal(exits().times, expected.times)
+
+
+@pytest.mark.parametrize("rate", ["constant", "smooth"])
+def test_linear_students_announce_long_work(rate, monkeypatch):
+    """From the time of a small eigenproblem before the start, or from that of the first runs."""
+    problem = sgd.TeacherStudent(
+        width=1, activation="linear", covariance=sgd.power_law(1.2, 1e9, target=0.3)
+    )
+    zeros = np.zeros((4, problem.structure.blocks, 1, 1))
+    start = sgd.start(problem, M=zeros, Q=zeros)
+    lr = 0.5 if rate == "constant" else lambda alpha: 0.5 / (1 + alpha)
+    algorithm = sgd.OnePassSGD(lr=lr, per="trace")
+
+    def solve():
+        return sgd.solve_linear(problem, algorithm, start, steps=[10, 20], progress=False)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".* expected")
+        warnings.filterwarnings("ignore", message=".*fourth moments")
+        expected = solve()
+    monkeypatch.setattr(progress, "LONG", 0.0)
+    monkeypatch.setattr(progress, "MEASURED", 0.0)
+    monkeypatch.setattr(linear, "TRIED_MODES", 32)
+    message = r"solve_linear.*: about .* expected \(.* s per run, 4 runs\)"
+    if rate == "constant":
+        message = r"eigenvalues: at most .* expected \(.* s per eigenproblem, at most 4 eig"
+    with pytest.warns(UserWarning, match=message):
+        assert solve().equals(expected)

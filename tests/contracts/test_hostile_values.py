@@ -494,6 +494,7 @@ CALLS = {
             "shared_data": False,
             "stop_at": None,
             "reduce": None,
+            "devices": None,
             "record": None,
             "evaluate": None,
         },

@@ -25,6 +25,7 @@ from sgdynamics.dynamics.risk_floor import Anchor, RiskFloor
 from sgdynamics.ode.case import Watch, raise_if_error
 from sgdynamics.ode.integrate import run_cases
 from sgdynamics.results.clock import plan_steps, time_of_steps
+from sgdynamics.simulation.devices import over_devices
 from sgdynamics.simulation.running import Observation, first_passage
 
 # Operations of an evaluation of the risk above which it is evaluated only where it is needed.
@@ -155,7 +156,9 @@ def _examine_if_needed(
     return batched
 
 
-def simulate_exits(request: ExitRequest) -> tuple[np.ndarray, np.ndarray]:
+def simulate_exits(
+    request: ExitRequest, devices: list[jax.Device]
+) -> tuple[np.ndarray, np.ndarray]:
     """Exit times in t (NaN for runs that have not left), and which runs diverged."""
     call, dynamics, end = request.call, request.dynamics, request.max_time
     d, block_sizes = call.finite_dimension
@@ -167,6 +170,7 @@ def simulate_exits(request: ExitRequest) -> tuple[np.ndarray, np.ndarray]:
         simulator = dynamics.simulator(
             request.method, call.initial_state, d, block_sizes, seed=call.seed
         )
+        simulator = over_devices(simulator, devices)
     if dynamics.has_data:
         last_step = _steps_on_data(algorithm, end)
     else:

@@ -33,6 +33,7 @@ from sgdynamics.ode.integrate import run_cases
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
+from sgdynamics.simulation.devices import choose_devices
 
 __all__ = ["METHODS", "ExitTimes", "exit_time", "exit_time_of"]
 
@@ -51,6 +52,7 @@ def exit_time(
     max_time: float | None = None,
     criterion: Criterion = CRITERION,
     progress: bool | None = None,
+    devices: int | None = None,
 ) -> ExitTimes:
     """The first time at which the excess risk has decreased by a relative ``threshold``.
 
@@ -88,6 +90,8 @@ def exit_time(
         that replaces the excess risk.
     progress : bool, optional
         Whether to show a progress bar. By default only on a terminal.
+    devices : int, optional
+        Number of local devices among which one-pass runs are divided; defaults to all of them.
 
     Returns
     -------
@@ -121,6 +125,7 @@ def exit_time(
     >>> round(sgd.exit_time(problem, sgd.OnePassSGD(lr=0.1), start, threshold=0.5).mean, 3)
     0.795
     """
+    used_devices = choose_devices(devices)
     request = prepare_exits(
         problem,
         algorithm,
@@ -140,7 +145,7 @@ def exit_time(
     if request.all_left:
         return finish_exits(request, None)
     if method != "ode":
-        times, diverged = simulate_exits(request)
+        times, diverged = simulate_exits(request, used_devices)
         return _build_exits(request, times, diverged=diverged)
     with shared_meter("exit times, ode", 1.0, request.call.progress):
         solved = raise_if_error(run_cases([request.ode_case()])[0])

@@ -192,8 +192,6 @@ def print_machine(about: dict[str, Any]) -> None:
         print(f"{name:14s} {text}")
     if cache := about.get("warmed"):
         size = f"{cache['programs']} programs, {cache['bytes'] / 1e6:.1f} MB"
-        print(
-            f"\n{size}, compiled in {cache['seconds']} s. To use them, call sgd.compile_cache() first in a script,"
-        )
-        print("or before Python starts:")
+        print(f"\n{size}, compiled in {cache['seconds']} s.")
+        print("To use them, call sgd.compile_cache() first in a script, or before Python starts:")
         print(f"export JAX_COMPILATION_CACHE_DIR={shlex.quote(cache['folder'])}")

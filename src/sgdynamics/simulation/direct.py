@@ -124,6 +124,8 @@ class DirectSGD(Simulator):
         Seed of the random frames.
     """
 
+    divides_over_devices = True
+
     def __init__(
         self,
         problem: Problem,

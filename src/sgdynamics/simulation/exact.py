@@ -64,6 +64,8 @@ class ExactChain(Simulator):
         Dimensions of the covariance blocks.
     """
 
+    divides_over_devices = True
+
     def __init__(
         self,
         problem: Problem,

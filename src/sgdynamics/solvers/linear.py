@@ -7,8 +7,10 @@ at any dimension, and one symmetric eigenproblem gives all steps (`scaling.modes
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from time import perf_counter
 from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -19,6 +21,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.controls import Schedule, alpha_of_steps, is_scheduled
 from sgdynamics.base.precision import float64
+from sgdynamics.base.progress import Cost, Meter, meter, warn_if_long
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
@@ -28,12 +31,13 @@ from sgdynamics.results.clock import Clock, time_divisor
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.results.observables import Observables
 from sgdynamics.samples.input_covariance import eigenvalues
-from sgdynamics.scaling.modes import LinearModes, validate_values
+from sgdynamics.scaling.modes import MOST_MODES, LinearModes, validate_values
 from sgdynamics.solvers.call import validate_call
 
 # g l_1 at batch 1, above which fourth moments of the error along the largest eigenvalue diverge
 FOURTH_MOMENT_LIMIT = 0.38345
 MOST_STEPS = 1e15
+TRIED_MODES = 256  # modes of the eigenproblem whose time predicts that of larger ones
 MOST_ITERATED = 1e6  # steps of a learning rate that changes at every step
 
 
@@ -46,6 +50,7 @@ def solve_linear(
     steps: Sequence[float] | ArrayArgument,
     dimension: float | None = None,
     kappa: float = 1.0,
+    progress: bool | None = None,
 ) -> xr.Dataset:
     """Mean risk of one-pass SGD on a linear student: exact at any dimension, step and batch.
 
@@ -66,6 +71,8 @@ def solve_linear(
     kappa : float, default 1.0
         Ratio of E|x|^4 to that of a Gaussian of the same covariance: 1 for Gaussian inputs,
         kappa = E[tau^2] for elliptical ones, x = sqrt(tau) z. ``sgd.spectrum_of`` measures it.
+    progress : bool, optional
+        Whether to show a progress bar. By default only on a terminal.
 
     Returns
     -------
@@ -114,6 +121,7 @@ def solve_linear(
         dimension=dimension,
         needs_dimension=True,
         allow_small_blocks=True,
+        progress=progress,
     )
     weights = output_weights(problem)
     points = validate_values("steps", steps, 0.0)
@@ -129,7 +137,8 @@ def solve_linear(
             "steps. Use fewer steps, or sgd.piecewise_rate(...)."
         )
         raise checks.reject("steps", float(points.max()), fix)
-    errors, t = student.errors_after(points)
+    with _meter(student, call.progress) as bar:
+        errors, t = student.errors_after(points, bar)
     attributes: dict[str, Any] = {
         "dimension": d,
         "kappa": kappa,
@@ -300,11 +309,14 @@ class _Student(NamedTuple):
     def modes(self, run: int) -> LinearModes:
         return modes_of(self.dynamics, self.start, run, self.weights, self.block_sizes, self.kappa)
 
-    def errors_after(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def errors_after(
+        self, steps: np.ndarray, bar: Meter | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Errors (run, time, block) after these steps, and t = sum of lr/d over the steps."""
+        bar = Meter() if bar is None else bar
         if _is_smooth(self.dynamics.algorithm):
-            return _iterated_means(self, steps)
-        return _means(self, steps)
+            return _iterated_means(self, steps, bar)
+        return _means(self, steps, bar)
 
     def stability(self, last: float) -> dict[str, Any]:
         """Attributes about the largest step up to the last one, for the first run."""
@@ -323,7 +335,34 @@ class _Student(NamedTuple):
         }
 
 
-def _means(student: _Student, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+@contextmanager
+def _meter(student: _Student, progress: bool | None) -> Iterator[Meter]:
+    """A meter of the runs, with a warning if their eigenproblems will take long."""
+    algorithm, runs = student.dynamics.algorithm, student.start.runs
+    modes = len(student.block_sizes)
+    if _is_smooth(algorithm):
+        with meter("solve_linear", runs, progress, Cost("run")) as bar:
+            yield bar
+        return
+    work = runs * len(_pieces(algorithm, student.dimension)[1])
+    label = f"solve_linear, {modes} eigenvalues"
+    with meter(label, work, progress, Cost("eigenproblem")) as bar:
+        if TRIED_MODES < modes <= MOST_MODES:
+            seconds = _time_eigenproblem() * (modes / TRIED_MODES) ** 3
+            how = f"{seconds:.2g} s per eigenproblem, at most {work:g} eigenproblems"
+            warn_if_long(bar, seconds * work, how, "at most")
+        yield bar
+
+
+def _time_eigenproblem() -> float:
+    """Seconds of a symmetric eigenproblem with `TRIED_MODES` modes."""
+    matrix = np.cos(np.arange(TRIED_MODES)[:, None] * np.arange(TRIED_MODES))
+    start_time = perf_counter()
+    np.linalg.eigh(matrix + matrix.T)
+    return perf_counter() - start_time
+
+
+def _means(student: _Student, steps: np.ndarray, bar: Meter) -> tuple[np.ndarray, np.ndarray]:
     """See `_Student.errors_after`: pieces of the learning rate one after the other."""
     algorithm, d, start = student.dynamics.algorithm, student.dimension, student.start
     edges, rates = _pieces(algorithm, d)
@@ -343,6 +382,7 @@ def _means(student: _Student, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray
             after, teacher_part = _errors_after_piece(
                 current, np.append(inside, length), rate / d * gain, algorithm.batch, decay, gain
             )
+            bar.advance(1.0)
             errors[run][is_inside] = after[:-1]
             if np.isfinite(last):
                 modes[run] = replace(
@@ -352,7 +392,9 @@ def _means(student: _Student, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return errors, t
 
 
-def _iterated_means(student: _Student, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _iterated_means(
+    student: _Student, steps: np.ndarray, bar: Meter
+) -> tuple[np.ndarray, np.ndarray]:
     """See `_Student.errors_after`: step by step, for a learning rate that changes all the time."""
     algorithm, d, start = student.dynamics.algorithm, student.dimension, student.start
     rates = _step_rates(algorithm, int(steps.max(initial=0.0)), d) / d
@@ -363,6 +405,7 @@ def _iterated_means(student: _Student, steps: np.ndarray) -> tuple[np.ndarray, n
         scaled_decay = decay / gain if gain else 0.0
         modes = student.modes(run)
         errors.append(modes.errors_with_rates(steps, rates * gain, algorithm.batch, scaled_decay))
+        bar.advance(1.0)
     t = np.concatenate([[0.0], np.cumsum(rates)])[steps.astype(int)]
     return np.array(errors), t
 

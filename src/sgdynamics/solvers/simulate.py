@@ -29,6 +29,7 @@ from sgdynamics.results.clock import time_of_steps
 from sgdynamics.results.datasets import encode, largest_share
 from sgdynamics.results.reduced import SAVED_BYTES, RunMoments
 from sgdynamics.simulation.checkpoints import Checkpoint
+from sgdynamics.simulation.devices import choose_devices, over_devices
 from sgdynamics.simulation.running import CHECK_STEPS, run_until
 from sgdynamics.solvers.call import SolverCall, validate_call
 
@@ -54,6 +55,7 @@ def simulate(
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
     reduce: str | None = None,
+    devices: int | None = None,
 ) -> xr.Dataset:
     """Simulate SGD at dimension d: one pass over fresh samples, or an algorithm on a data set.
 
@@ -123,6 +125,9 @@ def simulate(
         in place of the runs. Runs are then simulated in groups that fit into memory and forgotten
         one after the other, so that a million runs with many save points need no more memory than
         a few. ``sgd.compare`` and ``sgd.plot`` read such results.
+    devices : int, optional
+        Number of local devices among which one-pass runs are divided; defaults to all of them. The
+        numbers do not depend on it, to rounding.
 
     Returns
     -------
@@ -166,6 +171,7 @@ def simulate(
         if stop_at is not None:
             fix = "runs that stop have times of their own, which a mean would lose. Omit"
             raise checks.reject("reduce", reduce, f"{fix} reduce or stop_at.")
+    used_devices = choose_devices(devices)
     call = validate_call(
         "simulate",
         problem,
@@ -200,6 +206,7 @@ def simulate(
     identity = {**options, "method": method, "stop_at": stop_at, "recorded": recorded}
     stored = _checkpoint(call, method, identity, checkpoint, seconds)
     simulator = dynamics.simulator(method, call.initial_state, d, block_sizes, **options)
+    simulator = over_devices(simulator, used_devices)
     simulator.on_train = call.observables.losses()
     if isinstance(dynamics, FixedDataDynamics):
         samples = dynamics.algorithm.samples(d)
