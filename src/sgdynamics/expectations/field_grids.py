@@ -36,6 +36,9 @@ QUICK_POINTS = 4_000  # of a grid for the risks of many states
 RADII = 48  # circles
 ROUNDING = 1e-14
 COARSEST, FINEST = 2, 8  # points per standard deviation
+# The same for networks on top of the rows. The error is exp(-2 pi y/spacing) with y the distance of
+# the nearest pole from the real axis, which a norm layer or a nested tanh brings close.
+FINEST_OF_TOP = 32
 # Radius of the second grid, relative to the first one: it shows tails that are not negligible.
 FURTHER = 1.15
 
@@ -152,7 +155,8 @@ class FewFields(SobolAverages):
 
     def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
         dependence, doubled = self.structure.dependence, 2 * quadrature.per_deviation
-        if dependence is None or not dependence.general or doubled > FINEST:
+        finest = FINEST if self.structure.top is None else FINEST_OF_TOP
+        if dependence is None or not dependence.general or doubled > finest:
             return None
         # a refinement is rare, and may be larger than the first grid
         if grid_points(self.structure, doubled) > 4 * MOST_POINTS:
