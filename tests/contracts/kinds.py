@@ -50,6 +50,10 @@ def phase() -> sgd.TeacherStudent:
     return sgd.TeacherStudent(width=1, activation="square", noise=0.1)
 
 
+def affine_loss(fields, signals, top, noise_draw):
+    return (top["a"][0] * fields[0] + top["a"][1] - signals[0]) ** 2 / 2
+
+
 PROBLEMS: dict[str, Callable[[], Any]] = {
     "fields": phase,
     "mixture": lambda: sgd.GaussianMixture("binary", width=1, snr=4.0),
@@ -66,6 +70,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "contexts": lambda: sgd.contexts(
         {"quiet": phase(), "loud": phase().replace(noise=0.5)}, probabilities=[0.7, 0.3]
     ),
+    "top": lambda: sgd.Problem(affine_loss, width=1, signals=1, top={"a": 2}),
     "other inputs": lambda: phase().replace(activation="erf", input_noise=0.3),
     "spiked tensor": lambda: sgd.SpikedTensor(order=2, snr=2.0),
     "own dynamics": Decay,
@@ -115,4 +120,6 @@ def start_of(kind: str, problem: Any, question: str = "simulate") -> Any:
         return {"m": 0.5}
     if kind == "spiked tensor":
         return sgd.start(problem, m=0.5, r2=1.0)
+    if kind == "top":
+        return sgd.start(problem, M=[[0.4]], Q=[[1.0]], top={"a": [1.0, 0.1]})
     return sgd.start(problem, M=[[0.4]], Q=[[1.0]])

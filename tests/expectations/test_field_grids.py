@@ -12,7 +12,7 @@ from scipy import special, stats
 
 import sgdynamics as sgd
 from sgdynamics.expectations.choice import expectation_of
-from sgdynamics.expectations.field_grids import REACHES, FewFields, _trapezoid_points, _trapezoids
+from sgdynamics.expectations.field_grids import REACHES, FewFields, _trapezoid_points, trapezoids
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import overlaps_at, population_risk
 from sgdynamics.expectations.sampled import SobolAverages
@@ -318,7 +318,7 @@ def test_the_reach_of_a_grid_leaves_out_what_is_said():
 )
 def test_points_are_counted_without_making_them(dimensions, per_deviation):
     assert _trapezoid_points(dimensions, per_deviation) == len(
-        _trapezoids(dimensions, per_deviation)[0]
+        trapezoids(dimensions, per_deviation)[0]
     )
 
 

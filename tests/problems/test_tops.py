@@ -89,7 +89,12 @@ def test_rates_and_decay_by_leaf_are_checked():
         sgd.solve_ode(network, sgd.OnePassSGD(lr=0.1, head_rate={"a": 1.0}), overlaps, times=[0.1])
     with pytest.raises(ValueError, match="weight_decay = 'c'"):
         bias_problem(weight_decay={"c": 0.1})
-    assert bias_problem(weight_decay={"a": 0.1}).parameters["head_decay"].tolist() == [0.1, 0.1, 0, 0]
+    assert bias_problem(weight_decay={"a": 0.1}).parameters["head_decay"].tolist() == [
+        0.1,
+        0.1,
+        0,
+        0,
+    ]
 
 
 def test_results_have_one_variable_per_leaf(tmp_path):

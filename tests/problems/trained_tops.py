@@ -46,6 +46,11 @@ def second_task(fields, signals, top, noise_draw):
     return (output - g(signals[0] - 1) / 2) ** 2 / 2
 
 
+def polynomial_loss(fields, signals, top, noise_draw):
+    output = top["a"] @ fields + top["b"][0] + top["b"][1] * (fields[0] ** 2 - 1)
+    return (output - signals[0] - 0.5 - 0.3 * noise_draw) ** 2 / 2
+
+
 BIASES = {"a": (2,), "b": (2,)}
 
 
@@ -60,6 +65,18 @@ def bias_start(problem):
         Q=[[1, 0.2], [0.2, 0.8]],
         top={"a": [1, 0.5], "b": [0, 0.1]},
     )
+
+
+def polynomial():
+    """A problem whose moments are polynomials: exact and cheap on Gauss-Hermite nodes."""
+    problem = sgd.Problem(polynomial_loss, width=2, signals=1, top=BIASES, weight_decay={"a": 0.02})
+    start = sgd.start(
+        problem,
+        M=[[0.3], [-0.2]],
+        Q=[[1, 0.2], [0.2, 0.8]],
+        top={"a": [0.6, 0.3], "b": [0.1, 0.2]},
+    )
+    return problem, start
 
 
 def deep():

@@ -205,7 +205,7 @@ def _initial_columns(initial_state: Start, theory: Theory, names: Sequence[str])
 
     It is 0 for the training risk, which the initial overlaps do not determine.
     """
-    rows, columns = np.triu_indices(initial_state.a.shape[1])
+    rows, columns = np.triu_indices(initial_state.Q_blocks.shape[-1])
     initial_entries = {
         "M": initial_state.M_blocks[0],
         "Q": initial_state.Q_blocks[0][..., rows, columns],

@@ -87,7 +87,9 @@ def expect(
     arguments = extra_arguments(function, "user", available)
     check_of_sample("function", function, problem, arguments)
     states, dims, coordinates = _states(result, problem)
-    values, errors = estimate_expectation(problem, UserLoss(function, arguments, top=problem.structure.top), states)
+    values, errors = estimate_expectation(
+        problem, UserLoss(function, arguments, top=problem.structure.top), states
+    )
     has_diverged = ~np.all(
         [
             np.isfinite(value).all(axis=tuple(range(len(dims), value.ndim)))

@@ -139,6 +139,7 @@ ENTRIES = [
             ),
             "several inputs": f"{_REGIMES}. These samples have several inputs. Use sgd.certify.",
             "rule": f"{_REGIMES}. A Rule couples the rows directly. Use sgd.certify.",
+            "top": f"{_REGIMES}. The scales of a top are its own. Use sgd.certify.",
             "spiked tensor": (
                 f"{_REGIMES}. A spiked tensor has no width. Use sgd.effective_scaling."
             ),

@@ -16,6 +16,7 @@ KINDS: dict[str, str] = {
     "rule": "a loss that reads overlaps, or a Rule",
     "dropout": "dropout of hidden units (keep, gain)",
     "contexts": "sgd.contexts: each sample belongs to one of several problems",
+    "top": "a Problem with a trained network on top of the rows (top=...)",
     "other inputs": "noise on the student's inputs, or contexts with different covariances",
     "spiked tensor": "SpikedTensor",
     "own dynamics": "a subclass of Dynamics",

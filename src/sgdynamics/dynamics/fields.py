@@ -530,7 +530,9 @@ def head_variables(structure: Structure, head: Any) -> dict[str, Any]:
     """The head (..., entries) as variables of a result: "a", or one per leaf of the top."""
     if structure.top is None:
         return {"a": head}
-    return {f"{TOP_PREFIX}{name}": leaf for name, leaf in structure.top.leaves_by_name(head).items()}
+    return {
+        f"{TOP_PREFIX}{name}": leaf for name, leaf in structure.top.leaves_by_name(head).items()
+    }
 
 
 def _error_at_start(case: Case) -> float:

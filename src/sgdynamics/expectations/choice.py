@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from sgdynamics.expectations import closed_forms
+from sgdynamics.expectations.class_grids import ClassGrids, has_class_grid
 from sgdynamics.expectations.closed_pairs import ClosedPairs
 from sgdynamics.expectations.clusters import Clusters
 from sgdynamics.expectations.contexts import ContextSums
@@ -62,6 +63,8 @@ def expectation_of(structure: Structure) -> SolverExpectation:
     if has_label_law:
         return LabelSums(structure.with_loss(KnownLabelLoss(loss)))
     # Any other loss or rule: a grid over what it reads if that is possible, otherwise Sobol points.
+    if has_class_grid(structure):
+        return ClassGrids(structure)
     if few_fields(structure):
         return FewFields(structure)
     return SobolAverages(structure)

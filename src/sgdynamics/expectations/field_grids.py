@@ -36,6 +36,9 @@ QUICK_POINTS = 4_000  # of a grid for the risks of many states
 RADII = 48  # circles
 ROUNDING = 1e-14
 COARSEST, FINEST = 2, 8  # points per standard deviation
+# The same for networks on top of the rows. The error is exp(-2 pi y/spacing) with y the distance of
+# the nearest pole from the real axis, which a norm layer or a nested tanh brings close.
+FINEST_OF_TOP = 16
 # Radius of the second grid, relative to the first one: it shows tails that are not negligible.
 FURTHER = 1.15
 
@@ -68,7 +71,7 @@ def grid_points(structure: Structure, per_deviation: int) -> float:
 
 @lru_cache(maxsize=64)
 def _trapezoid_points(dimensions: int, per_deviation: int) -> int:
-    """Number of points of `_trapezoids`, without building them.
+    """Number of points of `trapezoids`, without building them.
 
     Counts the lattice points in a ball by their squared length: the generating function of the
     squares of integers, to the power of the dimension.
@@ -85,7 +88,7 @@ def _trapezoid_points(dimensions: int, per_deviation: int) -> int:
 
 
 @lru_cache(maxsize=16)
-def _trapezoids(
+def trapezoids(
     dimensions: int, per_deviation: int, reach_factor: float = 1.0, shift: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """A trapezoidal grid of standard normals (n, dimensions) in a ball, and its weights.
@@ -152,7 +155,8 @@ class FewFields(SobolAverages):
 
     def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
         dependence, doubled = self.structure.dependence, 2 * quadrature.per_deviation
-        if dependence is None or not dependence.general or doubled > FINEST:
+        finest = FINEST if self.structure.top is None else FINEST_OF_TOP
+        if dependence is None or not dependence.general or doubled > finest:
             return None
         # a refinement is rare, and may be larger than the first grid
         if grid_points(self.structure, doubled) > 4 * MOST_POINTS:
@@ -172,7 +176,7 @@ class FewFields(SobolAverages):
             circles, weights = _circles(round(RADII * reach_factor))
             draws = np.zeros((len(circles), count_coordinates(self.structure)[1]))
             return {"points": np.concatenate([circles, draws], axis=1), "weights": weights}
-        grid, weights = _trapezoids(len(dependence.general), per_deviation, reach_factor, shift)
+        grid, weights = trapezoids(len(dependence.general), per_deviation, reach_factor, shift)
         # the norms at finite d are polynomials of a higher degree than the other moments
         hermite = {}
         counts = {"few": dependence.node_counts, "more": dependence.finite_node_counts}

@@ -171,6 +171,7 @@ class Contexts(Problem):
     @property
     def kinds(self) -> tuple[str, ...]:
         kinds = ("fields", "contexts")
+        kinds = kinds if self.structure.top is None else (*kinds, "top")
         return (*kinds, "other inputs") if self.structure.sample.context_spectra else kinds
 
     @property

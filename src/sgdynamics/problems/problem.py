@@ -478,6 +478,8 @@ class Problem(HasEquations):
             kinds.append("several inputs")
         if self.structure.loss.reads_overlaps:
             kinds.append("rule")
+        if self.structure.top is not None:
+            kinds.append("top")
         return tuple(kinds)
 
     # Records

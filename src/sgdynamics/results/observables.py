@@ -85,9 +85,7 @@ class Observables:
 
     def losses(self) -> dict[str, UserLoss]:
         """The functions of a sample as losses, whose mean over the data a simulator computes."""
-        return {
-            name: UserLoss(function, top=self.top) for name, function in self.of_sample.items()
-        }
+        return {name: UserLoss(function, top=self.top) for name, function in self.of_sample.items()}
 
 
 def checked_record(

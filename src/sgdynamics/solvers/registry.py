@@ -76,6 +76,10 @@ ENTRIES = [
             "snr = inf": discontinuous_drift(
                 "so the map of one step is discontinuous too. Use a finite snr."
             ),
+            "top": (
+                "large batches are only supported with a head, one number per unit. Use "
+                "sgd.simulate."
+            ),
             "spiked tensor": NO_SPIKED_TENSOR,
             "own dynamics": NO_OWN_DYNAMICS,
             "deep linear": None,
@@ -109,6 +113,7 @@ ENTRIES = [
             "mixture": _WIDE,
             "several inputs": _WIDE,
             "rule": _WIDE,
+            "top": _WIDE,
             "spiked tensor": _WIDE,
             "own dynamics": _WIDE,
         },
@@ -133,6 +138,7 @@ ENTRIES = [
             "mixture": _LINEAR,
             "several inputs": _LINEAR,
             "rule": _LINEAR,
+            "top": _LINEAR,
             "spiked tensor": _LINEAR,
             "own dynamics": _LINEAR,
         },
