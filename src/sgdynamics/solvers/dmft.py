@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from sgdynamics.algorithms.amp import AMP
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
 from sgdynamics.base import checks
@@ -36,6 +37,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.solvers.call import SolverCall, validate_call
 from sgdynamics.solvers.dmft_cells import States, cell_levels
 from sgdynamics.solvers.dmft_result import Solutions, dmft_result
+from sgdynamics.solvers.state_evolution import state_evolution
 
 DEFAULT_OPTIONS = DMFT()
 # Where callers find arguments that are options
@@ -52,7 +54,7 @@ FEW_COORDINATES = 100  # blocks with fewer coordinates are far from the limit
 def solve_dmft(
     problem: Problem,
     algorithm: FixedData,
-    start: Start,
+    start: Start | None,
     *,
     times: ArrayArgument | None = None,
     alpha: ArrayArgument | None = None,
@@ -76,8 +78,9 @@ def solve_dmft(
     ----------
     problem : Problem
         The learning problem, with Gaussian inputs.
-    algorithm : GradientDescent, MultiPassSGD, PersistentSGD, Langevin or EpochSGD
-        The training algorithm on a fixed data set.
+    algorithm : GradientDescent, MultiPassSGD, PersistentSGD, Langevin, EpochSGD or AMP
+        The training algorithm on a fixed data set. With ``AMP`` the limit is its state evolution,
+        without paths and without ``train_risk``.
     start : Start
         Initial condition of one or several runs. A run that starts at M = 0 stays there up to the
         sampling error of the paths; if M = 0 is unstable, this error makes the run leave it.
@@ -179,6 +182,22 @@ def solve_dmft(
     """
     require("solve_dmft", problem, algorithm)
     validate_fixed_data(algorithm)
+    if isinstance(algorithm, AMP):
+        call = validate_call(
+            "solve_dmft",
+            problem,
+            algorithm,
+            start,
+            times=times,
+            alpha=alpha,
+            steps=steps,
+            seed=seed,
+            progress=progress,
+            whole_steps=True,
+            record=record,
+            evaluate=evaluate,
+        )
+        return state_evolution(call)
     if not isinstance(method, DMFT):
         raise checks.reject("method", method, "expected sgd.DMFT(...).")
     # Cells are known before the clock: save points are rounded to them.
