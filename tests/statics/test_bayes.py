@@ -23,7 +23,7 @@ def teacher(activation, **arguments):
 
 COMMITTEE = teacher("sign", teacher_width=2)
 
-# Overlaps q at samples/d, computed by state evolution with other programs; the overlap of 20% random
+# Overlaps q at samples/d, computed by state evolution with other programs; the one of 20% random
 # labels agrees with that of a public repository (SPOC-group/RAF).
 OVERLAPS = {
     "sign": (
@@ -51,7 +51,7 @@ def test_overlaps_have_their_reference_values(name):
     problem, references = OVERLAPS[name]
     result = sgd.bayes_optimal(problem, list(references))
     assert result.q_amp.values[:, 0, 0] == pytest.approx(list(references.values()), abs=2e-9)
-    assert result.attrs["error_quadrature"] < 1e-8
+    assert result.attrs["error_quadrature"] < 3e-8
 
 
 def test_errors_of_the_sign_perceptron_are_angles():
@@ -178,9 +178,9 @@ def test_averages_agree_with_quadrants():
 
 def test_two_signals_that_add_up_are_one():
     """A smooth function of z1 + z2 with k = 2 has the overlap of the same problem with k = 1."""
-    one = sgd.MultiIndex(lambda z: jnp.tanh(z[0]), directions=1, noise=0.3)
+    single_index = sgd.MultiIndex(lambda z: jnp.tanh(z[0]), directions=1, noise=0.3)
     two = sgd.MultiIndex(lambda z: jnp.tanh((z[0] + z[1]) / jnp.sqrt(2.0)), directions=2, noise=0.3)
-    single = float(sgd.bayes_optimal(one, 2.0).q[0, 0, 0])
+    single = float(sgd.bayes_optimal(single_index, 2.0).q[0, 0, 0])
     result = sgd.bayes_optimal(two, 2.0)
     direction = np.ones(2) / np.sqrt(2)
     assert float(direction @ result.q.values[0] @ direction) == pytest.approx(single, rel=0.01)

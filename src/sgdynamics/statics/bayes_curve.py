@@ -4,10 +4,10 @@ The overlap q of the posterior mean fields with the signal obeys qh = alpha J(q)
 
     V = rho - q = sum_b l_b P_b/(1 + (l_b/phi_b) P_b qh)
 
-gives qh as a function of q. Therefore alpha(q) = qh(q)/J(q) is explicit: its rising branches are the
-stable fixed points, its extrema the spinodals, its limit at q = 0 the threshold of weak recovery.
-J is interpolated by Chebyshev polynomials of s = sqrt(V/rho), in which it is analytic also for laws
-with kinks and jumps, whose J diverges as 1/s, and without noise, as 1/s^2.
+gives qh as a function of q. Therefore alpha(q) = qh(q)/J(q) is explicit: its rising branches are
+the stable fixed points, its extrema the spinodals, and its limit at q = 0 the threshold of weak
+recovery. J is interpolated by Chebyshev polynomials of s = sqrt(V/rho), in which it is analytic
+also for laws with kinks and jumps, whose J diverges as 1/s, and without noise, as 1/s^2.
 """
 
 from __future__ import annotations
@@ -168,7 +168,6 @@ class BayesCurve:
                     self.grid[index + 1],
                     self.grid[index],
                     xtol=1e-15,
-                    rtol=1e-14,
                 )
             )
         if not above[-1]:
@@ -201,7 +200,7 @@ class BayesCurve:
                 method="bounded",
                 options={"xatol": 1e-12},
             )
-            extrema.append(float(sign * result.fun))
+            extrema.append(float(sign * getattr(result, "fun")))  # noqa: B009
         return extrema
 
 

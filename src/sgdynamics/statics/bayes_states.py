@@ -20,8 +20,8 @@ from sgdynamics.statics.channel_states import StateChannel, state_channel
 from sgdynamics.statics.setup import Setup
 
 MOST_SIGNALS = 3
-# Share of rho that the uninformed start knows.
-KNOWN = 1e-3
+# Overlap of the uninformed start, as a share of rho.
+SMALL_SHARE = 1e-3
 MOST_ITERATIONS = 1000
 # The map is extrapolated after this many iterations.
 PERIOD = 5
@@ -75,9 +75,9 @@ class BayesStates:
         for fraction, eigenvalue, rate, root in zip(
             self.setup.fractions, self.setup.eigenvalues, self.rates, self.roots, strict=True
         ):
-            known = root @ qh @ root
-            _, log_det = np.linalg.slogdet(np.eye(len(qh)) + rate * known)
-            value += 0.5 * eigenvalue * np.trace(known) - 0.5 * fraction * log_det
+            precision = root @ qh @ root
+            _, log_det = np.linalg.slogdet(np.eye(len(qh)) + rate * precision)
+            value += 0.5 * eigenvalue * np.trace(precision) - 0.5 * fraction * log_det
         return float(value)
 
     def iterate(
@@ -114,18 +114,22 @@ class BayesStates:
         )
         return q
 
+    def _errors(self, states: Float[np.ndarray, "n k k"]) -> list[dict[str, float]]:
+        """Return the errors at several states."""
+        return [self.channel.errors(states[index]) for index in range(len(states))]
+
     def solve(self, alphas: np.ndarray) -> tuple[StatePoints, StatePoints]:
         """Return the fixed points of AMP and those of largest free entropy."""
         order = np.argsort(alphas)
         amp = np.zeros((len(alphas), *self.rho.shape))
         informed = np.zeros_like(amp)
-        q = KNOWN * self.rho
+        q = SMALL_SHARE * self.rho
         for index in order:
-            q = self.iterate(q + KNOWN * (self.rho - q) * 1e-2, alphas[index])
+            q = self.iterate(q + SMALL_SHARE * (self.rho - q) * 1e-2, float(alphas[index]))
             amp[index] = q
         q = (1 - self.channel.unknown) * self.rho
         for index in order[::-1]:
-            q = self.iterate(q, alphas[index])
+            q = self.iterate(q, float(alphas[index]))
             informed[index] = q
         best, amp_entropies, entropies = informed.copy(), [], []
         for index, alpha in enumerate(alphas):
@@ -140,8 +144,8 @@ class BayesStates:
             difference = float(np.max(np.abs(fine - check)) / np.max(np.abs(fine)))
             self.error = max(self.error, difference)
         return (
-            StatePoints(amp, np.array(amp_entropies), [self.channel.errors(q) for q in amp]),
-            StatePoints(best, np.array(entropies), [self.channel.errors(q) for q in best]),
+            StatePoints(amp, np.array(amp_entropies), self._errors(amp)),
+            StatePoints(best, np.array(entropies), self._errors(best)),
         )
 
 

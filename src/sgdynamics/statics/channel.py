@@ -1,4 +1,4 @@
-"""What one label tells about one signal: the channel of Bayes-optimal learning with k = 1.
+"""The channel of Bayes-optimal learning with k = 1: the information of a label on one signal.
 
 The posterior of the signal of a new sample is z ~ N(om, V), and over samples om ~ N(0, q), with
 V = rho - q. With Z(y, om) = E p(y | z) the label tells
@@ -314,13 +314,13 @@ class NoisyChannel(AdditiveChannel):
         spread = FURTHEST * sigma + reach
         J = psi = 0.0
         for first in range(0, len(om), 64):
-            part = slice(first, first + 64)
-            y = self.f(om[part])[:, None] + spread[part, None] * u
-            x = (y[:, None, :] - means[part, :, None]) / sigma
+            chunk = slice(first, first + 64)
+            y = self.f(om[chunk])[:, None] + spread[chunk, None] * u
+            x = (y[:, None, :] - means[chunk, :, None]) / sigma
             law = np.exp(-0.5 * x**2) / (np.sqrt(2 * np.pi) * sigma)
-            Z = np.einsum("nm,nmy->ny", inner[part], law)
-            dZ = np.einsum("nm,nmy->ny", inner[part] * eta[part], law) / width
-            own = weights[part, None] * spread[part, None] * du
+            Z = np.einsum("nm,nmy->ny", inner[chunk], law)
+            dZ = np.einsum("nm,nmy->ny", inner[chunk] * eta[chunk], law) / width
+            own = weights[chunk, None] * spread[chunk, None] * du
             J += float(np.sum(own * square_over(dZ, Z)))
             psi += float(np.sum(own * entropy_term(Z)))
         return Information(J, psi)
@@ -457,7 +457,7 @@ class NoiselessChannel(AdditiveChannel):
         for piece in np.flatnonzero(~self.flat):
             roots = np.where(owner == piece, z, 0.0)
             others = owner != piece
-            roots[others] = self._roots(piece, y[others])
+            roots[others] = self._roots(int(piece), y[others])
             x = (roots - om[:, None]) / width
             with np.errstate(all="ignore"):
                 mass = normal_density(x) / width * np.abs(slope / self.f.slope(roots))

@@ -237,9 +237,9 @@ class SampledChannel(StateChannel):
         om = points[:, :k] @ root_of(q).T
         J, psi = np.zeros((k, k)), 0.0
         inverse = np.linalg.inv(R)
-        for part in np.array_split(np.arange(len(om)), max(1, len(om) * len(eta) // 400_000)):
-            z = om[part, None, :] + eta @ R.T
-            total, first = self._label_moments(om[part], z, points[part], R, eta, inner)
+        for chunk in np.array_split(np.arange(len(om)), max(1, len(om) * len(eta) // 400_000)):
+            z = om[chunk, None, :] + eta @ R.T
+            total, first = self._label_moments(om[chunk], z, points[chunk], R, eta, inner)
             mean = first @ inverse
             with np.errstate(all="ignore"):
                 g = np.where(total[..., None] > 1e-290, mean / total[..., None], 0.0)
@@ -318,7 +318,7 @@ def state_channel(likelihood: Likelihood, rho: np.ndarray) -> StateChannel:
 
 
 def _quadrants(likelihood: Likelihood, rho: np.ndarray) -> QuadrantChannel | None:
-    """The channel of outcomes that are constant on the quadrants of their two lines, if they are."""
+    """The channel of outcomes that are constant on quadrants; None for any other law."""
     law = likelihood.law
     if not isinstance(law, OutcomeLaw) or likelihood.directions != 2 or len(law.kinks) != 2:
         return None
