@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from sgdynamics import scaling as scaling
     from sgdynamics.algorithms import schedules as schedules
     from sgdynamics.algorithms import updates as updates
+    from sgdynamics.algorithms.amp import AMP as AMP
     from sgdynamics.algorithms.epochs import EpochSGD as EpochSGD
     from sgdynamics.algorithms.fixed_data import GradientDescent as GradientDescent
     from sgdynamics.algorithms.fixed_data import Langevin as Langevin
@@ -109,8 +110,11 @@ if TYPE_CHECKING:
     from sgdynamics.solvers.phases import phases as phases
     from sgdynamics.solvers.sde import solve_sde as solve_sde
     from sgdynamics.solvers.simulate import simulate as simulate
+    from sgdynamics.statics.bayes import bayes_optimal as bayes_optimal
     from sgdynamics.statics.erm import erm as erm
     from sgdynamics.statics.erm import max_margin as max_margin
+    from sgdynamics.statics.weak_recovery import WeakRecovery as WeakRecovery
+    from sgdynamics.statics.weak_recovery import weak_recovery as weak_recovery
     from sgdynamics.sweeps.power_law_fit import PowerLawFit as PowerLawFit
     from sgdynamics.sweeps.power_law_fit import fit_exponent as fit_exponent
     from sgdynamics.sweeps.sweeping import sweep as sweep
@@ -118,6 +122,7 @@ if TYPE_CHECKING:
 # The package that defines each public name. Names are imported on first access, because importing
 # JAX takes seconds and `sgdynamics --help` does not need it.
 _PACKAGE_OF = {
+    "AMP": "sgdynamics.algorithms.amp",
     "Activation": "sgdynamics.problems.activations",
     "Certificate": "sgdynamics.analysis.certificate",
     "DMFT": "sgdynamics.fixed_data.options",
@@ -156,7 +161,9 @@ _PACKAGE_OF = {
     "Start": "sgdynamics.problems.starts",
     "TeacherStudent": "sgdynamics.problems.teacher_student",
     "Training": "sgdynamics.algorithms.from_training",
+    "WeakRecovery": "sgdynamics.statics.weak_recovery",
     "algorithm_of": "sgdynamics.results.datasets",
+    "bayes_optimal": "sgdynamics.statics.bayes",
     "certify": "sgdynamics.analysis.certify",
     "compare": "sgdynamics.analysis.comparison",
     "compile_cache": "sgdynamics.base.compile_cache",
@@ -217,6 +224,7 @@ _PACKAGE_OF = {
     "supported": "sgdynamics.base.support",
     "sweep": "sgdynamics.sweeps.sweeping",
     "updates": "sgdynamics.algorithms",
+    "weak_recovery": "sgdynamics.statics.weak_recovery",
     "worth_of_repeats": "sgdynamics.analysis.repeats",
 }
 

@@ -80,6 +80,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "coordinatewise update": phase,
     "fixed data": phase,
     "epochs": phase,
+    "message passing": phase,
 }
 
 
@@ -93,6 +94,8 @@ def algorithm_of(kind: str, question: str) -> Any:
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.normalised())
     if kind == "coordinatewise update":
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.sign())
+    if kind == "message passing":
+        return sgd.AMP(2.0, start="overlaps")
     if kind == "epochs" or (question == "worth_of_repeats" and kind != "fixed data"):
         return sgd.EpochSGD(lr=LR)
     if kind == "fixed data" or question in ("solve_dmft", "exit_time by DMFT"):
@@ -109,6 +112,7 @@ ALGORITHM_KINDS = (
     "coordinatewise update",
     "fixed data",
     "epochs",
+    "message passing",
 )
 
 

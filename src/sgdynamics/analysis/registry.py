@@ -8,6 +8,7 @@ from sgdynamics.base.registry import Question
 from sgdynamics.base.support import (
     FRESH_SAMPLES,
     INTEGER_BATCH,
+    NO_MESSAGE_PASSING,
     NO_OVERLAPS_ON_DATA,
     NO_OWN_DYNAMICS,
     NO_SPIKED_TENSOR,
@@ -81,7 +82,7 @@ ENTRIES = [
     Question(
         "exit_time by runs",
         "sgdynamics.analysis.exit_times:exit_time",
-        unsupported={"other batch": INTEGER_BATCH},
+        unsupported={"other batch": INTEGER_BATCH, "message passing": NO_MESSAGE_PASSING},
         example={"method": "exact", "dimension": 50},
         label_noise="any",
         can_be_swept=True,
@@ -89,7 +90,7 @@ ENTRIES = [
     Question(
         "exit_time by DMFT",
         "sgdynamics.analysis.exit_times:exit_time",
-        unsupported=ON_DATA,
+        unsupported={**ON_DATA, "message passing": NO_MESSAGE_PASSING},
         example={"method": "dmft"},
         can_be_swept=True,
     ),
@@ -175,6 +176,7 @@ ENTRIES = [
         "certify",
         "sgdynamics.analysis.certify:certify",
         unsupported={
+            "message passing": NO_MESSAGE_PASSING,
             "other batch": INTEGER_BATCH,
             "epochs": (
                 "epochs have only one kind of simulation, so there is nothing to check direct runs "

@@ -31,9 +31,14 @@ KINDS: dict[str, str] = {
     ),
     "fixed data": "an algorithm on a fixed data set",
     "epochs": "EpochSGD (also an algorithm on a fixed data set)",
+    "message passing": "AMP (also an algorithm on a fixed data set)",
 }
 # A kind inherits the reasons of the more general kind, unless the entry overrides them.
-GENERAL_KIND = {"snr = inf": "mixture", "epochs": "fixed data"}
+GENERAL_KIND = {
+    "snr = inf": "mixture",
+    "epochs": "fixed data",
+    "message passing": "fixed data",
+}
 # The argument that an error names, where the algorithm is the cause; otherwise `problem`.
 ARGUMENT = {
     "temperature": "temperature",
@@ -42,6 +47,7 @@ ARGUMENT = {
     "coordinatewise update": "update",
     "fixed data": "algorithm",
     "epochs": "algorithm",
+    "message passing": "algorithm",
 }
 
 # Reasons and remedies that several questions share.
@@ -55,6 +61,10 @@ INTEGER_BATCH = (
     "sgd.solve_sde and sgd.optimal_protocol."
 )
 FRESH_SAMPLES = "only fresh samples are supported here. Use sgd.OnePassSGD(...)."
+NO_MESSAGE_PASSING = (
+    "message passing is supported by sgd.simulate and sgd.solve_dmft. Use sgd.GradientDescent(...) "
+    "or another algorithm on a data set."
+)
 NO_OVERLAPS_ON_DATA = (
     "on a fixed data set the loss may only read the fields. Use fresh samples, "
     "sgd.OnePassSGD(...), for a Rule or a loss that reads overlaps."
@@ -137,7 +147,7 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
         )
     _require_moments(question, problem, algorithm)
     algorithm_kinds = getattr(algorithm, "kinds", ())
-    on_data = bool({"fixed data", "epochs"} & set(algorithm_kinds))
+    on_data = bool({"fixed data", "epochs", "message passing"} & set(algorithm_kinds))
     for kind in (*problem_kinds, *algorithm_kinds):
         reason = why_not(question, kind)
         # Four combinations of a problem and an algorithm are unsupported by every question.

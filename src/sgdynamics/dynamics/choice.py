@@ -11,7 +11,7 @@ from sgdynamics.base.support import require
 from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.dynamics.deep_linear import DeepLinearDynamics
 from sgdynamics.dynamics.fields import FieldDynamics
-from sgdynamics.dynamics.fixed_data import EpochDynamics, FixedDataDynamics
+from sgdynamics.dynamics.fixed_data import AMPDynamics, EpochDynamics, FixedDataDynamics
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.dynamics.sliding import SlidingDynamics
 from sgdynamics.dynamics.spiked_tensor import SpikedDynamics
@@ -31,7 +31,11 @@ def dynamics_of(
     if isinstance(problem, DeepLinear):
         return DeepLinearDynamics(problem, algorithm)
     if isinstance(algorithm, FixedData) and "fields" in problem.kinds:
-        kind = EpochDynamics if "epochs" in algorithm.kinds else FixedDataDynamics
+        kind: type[FixedDataDynamics] = FixedDataDynamics
+        if "epochs" in algorithm.kinds:
+            kind = EpochDynamics
+        elif "message passing" in algorithm.kinds:
+            kind = AMPDynamics
         return kind(problem, with_leaf_rates(validate_fixed_data(algorithm), problem))
     one_pass = validate_algorithm(algorithm, problem=problem)
     if isinstance(problem, Dynamics):

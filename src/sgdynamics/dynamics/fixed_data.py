@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from copy import copy
-from typing import ClassVar
+from functools import cached_property
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.fixed_data.direct_epochs import DirectEpochs
 from sgdynamics.fixed_data.exact import ExactFixedData
+from sgdynamics.fixed_data.message_passing import MessagePassing
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.results.clock import Clock
@@ -66,6 +68,58 @@ class FixedDataDynamics(FieldDynamics):
             fix = "the exact law keeps no data set to share: take method='direct'"
             raise checks.reject("shared_data", shared_data, fix)
         return ExactFixedData(*arguments, seed)
+
+
+class AMPDynamics(FixedDataDynamics):
+    """A `Problem` of one signal under message passing."""
+
+    assumptions: ClassVar[str] = "Gaussian inputs, a fixed data set, message passing"
+
+    def initial_state(self, start: Any, runs: int | None = None) -> Start:
+        self.passing  # noqa: B018, raises ValueError for problems without message passing
+        if self.algorithm.start == "zero":
+            if start is not None:
+                fix = (
+                    "this algorithm starts at zero weights. Use start=None, or "
+                    "sgd.AMP(start='overlaps')"
+                )
+                raise checks.reject("start", type(start).__name__, fix)
+            start = zero_start(self.definition)
+        return super().initial_state(start, runs)
+
+    @cached_property
+    def passing(self) -> MessagePassing:
+        """The static part of the algorithm."""
+        return MessagePassing.from_problem(self.definition, self.algorithm.estimator)
+
+    def _evaluator_of(self, other: Problem) -> FixedDataDynamics:
+        return FixedDataDynamics(other, self.algorithm)
+
+    def simulator(
+        self,
+        method: str,
+        initial_state: Start,
+        dimension: int,
+        block_sizes: np.ndarray,
+        *,
+        dtype: str = "float64",
+        seed: int = 0,
+        shared_data: bool = False,
+    ) -> Simulator:
+        arguments = (self.definition, self.algorithm, initial_state, dimension, block_sizes)
+        if method == "direct":
+            return DirectFixedData(*arguments, dtype, seed, shared_data, self.passing)
+        if shared_data:
+            fix = "the exact law keeps no data set to share: take method='direct'"
+            raise checks.reject("shared_data", shared_data, fix)
+        return ExactFixedData(*arguments, seed, self.passing)
+
+
+def zero_start(problem: Problem) -> Start:
+    """Return one run with zero weights."""
+    shape = (1, problem.structure.blocks, problem.width)
+    M, Q = np.zeros((*shape, problem.signals)), np.zeros((*shape, problem.width))
+    return Start(M, Q, np.ones((1, problem.structure.head_size)))
 
 
 class EpochDynamics(FixedDataDynamics):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import cast
 
 from sgdynamics.expectations import closed_forms
 from sgdynamics.expectations.class_grids import ClassGrids, has_class_grid
@@ -25,6 +26,7 @@ from sgdynamics.problems.losses import (
     ContextLoss,
     GatedLoss,
     KnownLabelLoss,
+    NetworkLoss,
     TargetLoss,
     correlation,
     squared,
@@ -61,7 +63,7 @@ def expectation_of(structure: Structure) -> SolverExpectation:
     if isinstance(loss, (CommitteeLoss, TargetLoss)) and loss.outer in LINEAR:
         return SignalGrids(structure)
     if has_label_law:
-        return LabelSums(structure.with_loss(KnownLabelLoss(loss)))
+        return LabelSums(structure.with_loss(KnownLabelLoss(cast(NetworkLoss, loss))))
     # Any other loss or rule: a grid over what it reads if that is possible, otherwise Sobol points.
     if has_class_grid(structure):
         return ClassGrids(structure)

@@ -87,6 +87,7 @@ class ConditionedState(NamedTuple):
     selected: Bool[Numeric, " n"]
     signals: Float[Numeric, "inputs K"]
     draws: PyTree  # noise (n,), labels of a mixture, or a dictionary of draws
+    messages: PyTree = ()  # of message passing
 
 
 class StepDraws(NamedTuple):
@@ -256,6 +257,8 @@ def advance_step(
     context = _StepContext(setup, step, draws, key)
     p, dtype = setup.structure.width, state.A.dtype
     fields = fields_from_rows(state.rows, state.A)
+    if setup.passing is not None:
+        return _pass_messages(context, state, fields[:, 0])
     data = SampleData(state.selected, state.selected.shape[0], state.signals, state.draws)
     g, head_gradient = sample_space_gradients(setup, step, data, fields, state.head)
     extended, gradient = _extend_by_gradients(context, state, g, draws.normals[:p])
@@ -274,6 +277,26 @@ def advance_step(
     if setup.selects:
         selected = next_selection(step.hyperparameters, selected, draws.uniform)
     return extended._replace(rows=rows.reshape(state.rows.shape), head=head, selected=selected)
+
+
+def _pass_messages(
+    context: _StepContext, state: ConditionedState, fields: Float[Numeric, " n"]
+) -> ConditionedState:
+    """One step of message passing, which reads the data by X w and X^T g (`message_passing`)."""
+    setup, step = context.setup, context.step
+    passing, messages = setup.passing, state.messages
+    dimension = jnp.sum(step.block_sizes)
+    g, curvature = passing.outputs(
+        setup.structure, step.parameters, fields, state.signals, state.head, state.draws, messages
+    )
+    extended, gradient = _extend_by_gradients(context, state, g[None], context.draws.normals[:1])
+    L = jnp.sum(curvature) / dimension
+    alpha = g.shape[0] / dimension
+    fractions = step.block_sizes / dimension
+    factors, V = passing.shrinkage(step.parameters, fractions, alpha, L)
+    scale = (step.parameters["eigenvalues"] * L)[None, :, None]
+    rows = factors[None, :, None] * (gradient / dimension + scale * state.rows)
+    return extended._replace(rows=rows, messages=messages._replace(g=g, V=V))
 
 
 def _extend_by_gradients(

@@ -35,6 +35,7 @@ from sgdynamics.fixed_data.direct_steps import (
     draw_first_selections,
     mean_losses,
 )
+from sgdynamics.fixed_data.message_passing import MessagePassing, Messages, first_messages
 from sgdynamics.fixed_data.setup import InitialWeights
 from sgdynamics.problems.frames import compressed_rows, place_signals, signal_frames
 from sgdynamics.problems.losses import Loss
@@ -75,14 +76,30 @@ class DirectFixedData(Simulator):
         dtype: str = "float64",
         seed: int = 0,
         shared_data: bool = False,
+        passing: MessagePassing | None = None,
     ) -> None:
         self.structure, self.seed = problem.structure, seed
         self.stored = np.dtype(dtype)  # of the inputs
         self.dtype = np.dtype(COMPUTATION.get(dtype, dtype))  # of all else
         together = shared_data or jax.default_backend() != "cpu"
+        edges = (0, *np.cumsum(block_sizes).tolist())
         self.options = Options(
-            algorithm.selects, algorithm.has_thermal_noise, shared_data, together
+            algorithm.selects,
+            algorithm.has_thermal_noise,
+            shared_data,
+            together,
+            passing=passing,
+            edges=() if passing is None else edges,
         )
+        self.first_messages: Messages | None = None
+        if passing is not None:
+            self.first_messages = first_messages(
+                problem,
+                passing,
+                start,
+                algorithm.samples(dimension),
+                algorithm.samples_per_dimension,
+            )
         # Signals of finite blocks have the exact Gram matrix at this dimension.
         frames = signal_frames(problem, block_sizes)
         cast = partial(np.asarray, dtype=self.dtype)
@@ -96,11 +113,11 @@ class DirectFixedData(Simulator):
         self.dimension, self.samples = dimension, algorithm.samples(dimension)
         check_memory(self)
         self.weights = InitialWeights(*compressed_rows(problem, start, block_sizes), start.a)
-        self.edges = (0, *np.cumsum(block_sizes).tolist())  # of the covariance blocks
+        self.edges = edges  # of the covariance blocks
         self.placement = place_signals(problem, block_sizes)
         check_range(self)
         # A product with the rows of all runs reads a shared data set once for all of them.
-        if has_kernels() and not shared_data:
+        if has_kernels() and not shared_data and passing is None:
             self.use_kernel("triton")
         self.data: Data | None = None
 
@@ -174,6 +191,9 @@ class DirectFixedData(Simulator):
             selected = draw_first_selections(self.samples, self.context.hyperparameters, keys)
         # The risk at step 0 is the reference for divergence on the sphere.
         state = Weights(rows, head, selected, jnp.zeros(len(chosen)))
+        if self.first_messages is not None:
+            messages = (jnp.asarray(leaf[chosen], self.dtype) for leaf in self.first_messages)
+            state = state._replace(messages=Messages(*messages))
         return state._replace(first_risk=jnp.asarray(self.train_risk(state)))
 
     def restore(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> Weights:

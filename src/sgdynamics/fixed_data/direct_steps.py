@@ -31,6 +31,7 @@ from sgdynamics.base.arrays import (
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.precision import float64
 from sgdynamics.base.random import normals_and_uniforms, step_key
+from sgdynamics.fixed_data.message_passing import MessagePassing, Messages
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples.inputs import Embedding, inputs_in_space
 from sgdynamics.samples.sample import as_dtype
@@ -64,6 +65,7 @@ class Weights(NamedTuple):
     # Which samples the next step uses, None for all; the orders of two epochs with reshuffling
     selected: Bool[Numeric, "... n"] | Int[Numeric, "... 2 n"] | None
     first_risk: Float[Numeric, "..."]  # training risk at step 0
+    messages: PyTree = ()  # of message passing
 
 
 class Options(NamedTuple):
@@ -77,6 +79,8 @@ class Options(NamedTuple):
     # "triton": one GPU kernel reads the inputs once per step. "interpret": the same on a CPU,
     # slowly, for tests.
     kernel: str = ""
+    passing: MessagePassing | None = None  # message passing in place of gradient steps
+    edges: tuple[int, ...] = ()  # of the covariance blocks, for message passing
 
 
 class Observer(NamedTuple):
@@ -445,7 +449,9 @@ def fixed_data_step(
 
     The `sums` over the samples may come from a GPU kernel.
     """
-    rows, head, selected, first_risk = state
+    if options.passing is not None:
+        return _pass_messages(structure, options, context, data, state)
+    rows, head, selected, first_risk, _ = state
     dtype, p = rows.dtype, structure.width
     parameters, rates = step_parameters(context.parameters, context.hyperparameters, number)
     parameters = as_dtype(parameters, dtype)
@@ -477,6 +483,30 @@ def fixed_data_step(
         assert selected is not None
         selected = next_selection(rates, selected, uniforms)
     return Weights(moved, head, selected, first_risk)
+
+
+def _pass_messages(
+    structure: Structure, options: Options, context: StepContext, data: Data, state: Weights
+) -> Weights:
+    """One step of message passing of one run (`message_passing`)."""
+    passing, parameters = options.passing, context.parameters
+    assert passing is not None
+    rows, messages = state.rows, state.messages
+    fields = _fields(rows, data.inputs)[:, 0]
+    g, curvature = passing.outputs(
+        structure, parameters, fields, data.signals, state.head, data.draws, messages
+    )
+    dimension, sizes = rows.shape[1], np.diff(options.edges)
+    gradient = weighted_inputs(g[:, None], data.inputs) / dimension
+    L = jnp.sum(curvature) / dimension
+    factors, V = passing.shrinkage(
+        parameters, sizes / dimension, data.inputs.shape[0] / dimension, L
+    )
+    scale = jnp.repeat(parameters["eigenvalues"] * L, sizes, total_repeat_length=dimension)
+    factors = jnp.repeat(factors, sizes, total_repeat_length=dimension)
+    moved = (factors * (gradient + scale * rows)).astype(rows.dtype)
+    messages = Messages(g.astype(rows.dtype), V.astype(rows.dtype))
+    return state._replace(rows=moved, messages=messages)
 
 
 def mark_divergence(

@@ -18,6 +18,7 @@ from sgdynamics.base.controls import values_at
 from sgdynamics.base.random import normals_and_uniforms, run_keys
 from sgdynamics.fixed_data import conditioning
 from sgdynamics.fixed_data.conditioning import ConditionedState
+from sgdynamics.fixed_data.message_passing import MessagePassing, Messages, first_messages
 from sgdynamics.fixed_data.setup import (
     SMALLEST_CAPACITY,
     InitialDraws,
@@ -45,8 +46,11 @@ class ExactFixedData(Simulator):
         dimension: int,
         block_sizes: np.ndarray,
         seed: int,
+        passing: MessagePassing | None = None,
     ) -> None:
-        self.setup = Setup(problem.structure, algorithm.selects, algorithm.has_thermal_noise)
+        self.setup = Setup(
+            problem.structure, algorithm.selects, algorithm.has_thermal_noise, passing=passing
+        )
         self.step_parameters = StepParameters(
             problem.parameters | {"frame": signal_frames(problem, block_sizes)},
             algorithm.parameters,
@@ -60,6 +64,11 @@ class ExactFixedData(Simulator):
         # M and Q at this dimension as rows on the signals and on p further directions
         self.weights = InitialWeights(*compressed_rows(problem, start, block_sizes), start.a)
         self.seed = seed
+        self.first_messages: Messages | None = None
+        if passing is not None:
+            self.first_messages = first_messages(
+                problem, passing, start, self.samples, algorithm.samples_per_dimension
+            )
 
     def initial(self, chosen: np.ndarray) -> ConditionedState:
         self.now = 0.0
@@ -67,9 +76,13 @@ class ExactFixedData(Simulator):
         weights = InitialWeights(*(leaf[chosen] for leaf in self.weights))
         keys = run_keys(self.seed, chosen)
         capacity = self._first_capacity
-        return _initial_states(
+        state = _initial_states(
             self.setup, self.samples, capacity, self.step_parameters, weights, keys
         )
+        if self.first_messages is None:
+            return state
+        messages = Messages(*(jnp.asarray(leaf[chosen]) for leaf in self.first_messages))
+        return state._replace(messages=messages)
 
     def advance(
         self,

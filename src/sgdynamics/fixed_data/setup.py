@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxtyping import Float
 
@@ -24,7 +24,8 @@ class Setup:
     weights. The remaining fields are used at d -> infinity only. `perturbed`: rows carry a
     perturbation of first order, whose growth is the response function. `in_cells`: a step is a
     cell of an epoch (`algorithms.epochs`), and numbers of visits replace the selection.
-    `repeats`: a cell may visit a sample more than once.
+    `repeats`: a cell may visit a sample more than once. `passing`: message passing in place of
+    gradient steps.
     """
 
     structure: Structure
@@ -33,6 +34,7 @@ class Setup:
     perturbed: bool = False
     in_cells: bool = False
     repeats: bool = False
+    passing: Any = None  # a `MessagePassing`, whose module imports this one's types
 
     @classmethod
     def from_algorithm(cls, structure: Structure, algorithm: FixedData) -> Setup:

@@ -239,7 +239,7 @@ class NetworkLoss(Loss):
             label = label + jnp.sqrt(parameters["noise"]) * noise_draw
         else:
             value = parameters["label_value"]
-            label = label_laws.draw_label(self.labels, value, label, noise_draw)
+            label = label_laws.draw_label(self.labels, value, label, jnp.asarray(noise_draw))
         return self.output(fields, head), label
 
     def __call__(

@@ -285,7 +285,8 @@ class TeacherStudent(_Network):
             zeros = sign_changes(self.teacher_activation.derivative(0))
         elif self.teacher_activation.degree == 1:
             # s*(x) = b + c x
-            offset, slope = self.teacher_activation.coefficients
+            coefficients = self.teacher_activation.coefficients or (0.0, 1.0)
+            offset, slope = coefficients
             zeros = ((slope * head, -offset * float(np.sum(head))),) if np.any(head) else ()
         else:
             return kinks

@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from sgdynamics.algorithms import schedules
+from sgdynamics.algorithms.amp import AMP
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
@@ -40,6 +41,7 @@ KINDS: dict[str, Callable[..., Any]] = {
     "OnePassSGD": OnePassSGD,
     **ALGORITHMS,
     "EpochSGD": EpochSGD,
+    "AMP": AMP,
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from sgdynamics.algorithms.amp import AMP
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
 from sgdynamics.algorithms.one_pass import OnePassSGD
@@ -39,6 +40,7 @@ from sgdynamics.solvers.call import SolverCall, validate_call
 from sgdynamics.solvers.deep_linear import solve_limit
 from sgdynamics.solvers.dmft_cells import States, cell_levels
 from sgdynamics.solvers.dmft_result import Solutions, dmft_result
+from sgdynamics.solvers.state_evolution import state_evolution
 
 DEFAULT_OPTIONS = DMFT()
 PATHS, REPLICATES = 20000, 4
@@ -80,10 +82,12 @@ def solve_dmft(
     ----------
     problem : Problem or DeepLinear
         The learning problem, with Gaussian inputs.
-    algorithm : GradientDescent, MultiPassSGD, PersistentSGD, Langevin or EpochSGD
-        The training algorithm on a fixed data set. For a ``DeepLinear`` also ``OnePassSGD``.
+    algorithm : GradientDescent, MultiPassSGD, PersistentSGD, Langevin, EpochSGD or AMP
+        The training algorithm on a fixed data set. With ``AMP`` the limit is its state evolution,
+        without paths and without ``train_risk``. For a ``DeepLinear`` also ``OnePassSGD``.
     start : Start, optional
-        Initial condition of one or several runs; none for a ``DeepLinear``. A run that starts at M = 0 stays there up to the
+        Initial condition of one or several runs; none for a ``DeepLinear``. A run that starts at
+        M = 0 stays there up to the
         sampling error of the paths; if M = 0 is unstable, this error makes the run leave it.
     times : array_like, optional
         Save points in t = lr steps, rounded to whole steps. With ``EpochSGD`` in t = lr steps/d,
@@ -203,6 +207,22 @@ def solve_dmft(
             evaluate=evaluate,
         )
     algorithm = validate_fixed_data(algorithm)
+    if isinstance(algorithm, AMP):
+        call = validate_call(
+            "solve_dmft",
+            problem,
+            algorithm,
+            start,
+            times=times,
+            alpha=alpha,
+            steps=steps,
+            seed=seed,
+            progress=progress,
+            whole_steps=True,
+            record=record,
+            evaluate=evaluate,
+        )
+        return state_evolution(call)
     if not isinstance(method, DMFT):
         raise checks.reject("method", method, "expected sgd.DMFT(...).")
     # Cells are known before the clock: save points are rounded to them.

@@ -402,10 +402,7 @@ class _Predictor:
         """Return the share of new samples with the wrong sign; NaN for other labels."""
         if not self.data.is_binary:
             return np.nan
-        # any finite V: the nodes of a loss without bends serve the sign as well
-        sign = replace(equations, loss=_SIGN)
-        nodes = sign.nodes(state._replace(V=0.0))
-        return float(nodes.mean(1.0 * (nodes.om * nodes.label < 0)))
+        return error_of_signs(self.data, state.m, state.q, self.order)
 
     def best_lam(self, alpha: float) -> float:
         """Return the lam of least error (labels -1 and +1) or of least risk."""
@@ -442,6 +439,13 @@ class _Predictor:
             objective, bounds=(low, high), method="bounded", options={"xatol": 1e-4}
         )
         return float(np.exp(best.x))
+
+
+def error_of_signs(data: LinearData, m: np.ndarray, q: float, order: int = 0) -> float:
+    """Return the share of labels -1 and +1 that differ from the sign of the output."""
+    sign = ErmEquations(data, _SIGN, 1.0, 1.0, order)
+    nodes = sign.nodes(ErmState(m, q, 0.0))
+    return float(nodes.mean(1.0 * (nodes.om * nodes.label < 0)))
 
 
 class _SignLoss(SquaredLoss):

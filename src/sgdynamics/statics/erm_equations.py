@@ -175,12 +175,19 @@ class ErmEquations:
         """Return the overlaps of the rows themselves."""
         if self.data.clusters is not None:
             return Rows(state.m, state.q)
-        mh, qh, Vh = self.conjugates(state)
+        M, Q = self.block_rows(self.conjugates(state))
+        return Rows(M.sum(axis=0), float(Q.sum()))
+
+    def block_rows(
+        self, conjugates: Conjugates
+    ) -> tuple[Float[np.ndarray, "blocks K"], Float[np.ndarray, " blocks"]]:
+        """Return M and Q of the rows in each covariance block."""
+        mh, qh, Vh = conjugates
         eig, phi, P = self.data.eigenvalues, self.data.fractions, self.data.gram
         scale = self.lam + eig * Vh
         power = np.einsum("k,bkl,l->b", mh, P, mh)
-        M = np.einsum("b,bkl,l->k", eig / scale, P, mh)
-        return Rows(M, float(np.sum((eig**2 * power + phi * eig * qh) / scale**2)))
+        M = np.einsum("b,bkl,l->bk", eig / scale, P, mh)
+        return M, (eig**2 * power + phi * eig * qh) / scale**2
 
     def replicon(self, state: ErmState) -> float:
         """Return alpha E (dg/dom)^2 sum_b phi_b l_b^2/(lam + l_b Vh)^2, below 1 if stable."""

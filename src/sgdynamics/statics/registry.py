@@ -22,7 +22,32 @@ NO_LINEAR_PREDICTOR = {
     "own dynamics": NO_OWN_DYNAMICS,
 }
 
+_ONE_LABEL = (
+    "the law of the labels given the signals of one input is needed. Use sgd.TeacherStudent, "
+    'sgd.MultiIndex, sgd.GaussianMixture("binary") or sgd.Problem(..., likelihood=...).'
+)
+# Dropout concerns the student alone, which does not enter.
+NO_LABEL_LAW = {
+    **{kind: reason for kind, reason in NO_LINEAR_PREDICTOR.items() if kind != "dropout"},
+    **dict.fromkeys(("several inputs", "rule"), _ONE_LABEL),
+}
+
 ENTRIES = [
+    Question(
+        "bayes_optimal",
+        "sgdynamics.statics.bayes:bayes_optimal",
+        unsupported=NO_LABEL_LAW,
+        example={"samples_per_dimension": 2.0},
+        takes_algorithm=False,
+        label_noise="any",
+    ),
+    Question(
+        "weak_recovery",
+        "sgdynamics.statics.weak_recovery:weak_recovery",
+        unsupported=NO_LABEL_LAW,
+        takes_algorithm=False,
+        label_noise="any",
+    ),
     Question(
         "erm",
         "sgdynamics.statics.erm:erm",
@@ -36,6 +61,14 @@ ENTRIES = [
         "sgdynamics.statics.erm:max_margin",
         unsupported=NO_LINEAR_PREDICTOR,
         example={"samples_per_dimension": 2.0},
+        takes_algorithm=False,
+        label_noise="any",
+    ),
+    Question(
+        "samples_needed",
+        "sgdynamics.statics.samples_needed:samples_needed",
+        unsupported=NO_LINEAR_PREDICTOR,
+        example={"risk": 0.1, "by": ["erm"]},
         takes_algorithm=False,
         label_noise="any",
     ),
