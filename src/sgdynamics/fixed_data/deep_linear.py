@@ -27,6 +27,7 @@ gives s r = b r + sqrt(b (1 - b)) |r| e_new.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -94,6 +95,17 @@ class DeepSetup:
     def directions(self, steps: int) -> int:
         """Size of a frame for this many steps."""
         return FIRST_SLOTS + SLOTS_PER_STEP * (steps + 2)
+
+    def numbers(self, steps: int) -> float:
+        """Size of the state of one run with memory for this many steps."""
+        directions, later = self.directions(steps), self.depth - 2
+        samples = self.samples or directions
+        inputs = directions * self.blocks
+        products = 2.0 * (steps + 2) * (directions + inputs + 2 * later * directions)
+        if not self.is_fresh:
+            products += 2.0 * (steps + 2) * (samples + inputs)
+        learned = directions * (inputs + later * directions)
+        return products + (2 if self.velocity else 1) * learned
 
 
 class DeepSizes(NamedTuple):
@@ -523,15 +535,25 @@ def advance_states(
     ) -> tuple[DeepState, Int[Numeric, " runs"]]:
         states, last_good = carry
         values = at_step(parameters, number)
-        states = jax.vmap(
-            lambda state, key: advance_step(setup, values, state, key, number)
-        )(states, keys)
+        states = _map_runs(
+            lambda state, key: advance_step(setup, values, state, key, number), states, keys
+        )
         sizes = jnp.max(jnp.abs(states.input_backward), axis=1)
         is_finite = sizes < LARGEST
         return states, jnp.where(is_finite, number + 1, last_good)
 
     last_good = jnp.full(keys.shape[0], first)
     return jax.lax.fori_loop(first, end, advance, (states, last_good))
+
+
+def _map_runs(
+    function: Callable[[DeepState, RandomKey], DeepState], states: DeepState, keys: RandomKeys
+) -> DeepState:
+    """The function on each run; a single run without a batch axis, whose products are faster."""
+    if keys.shape[0] > 1:
+        return jax.vmap(function)(states, keys)
+    single = function(jax.tree.map(lambda leaf: leaf[0], states), keys[0])
+    return jax.tree.map(lambda leaf: leaf[None], single)
 
 
 def at_step(parameters: DeepParameters, number: IntScalar) -> DeepParameters:

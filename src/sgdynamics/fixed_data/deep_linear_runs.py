@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from sgdynamics.algorithms.fixed_data import FixedData, MultiPassSGD
@@ -145,13 +144,8 @@ class DeepRuns(Simulator):
         return tuple(int(size) for size in (sizes.samples, sizes.hidden, np.sum(sizes.inputs)))
 
     def bytes_per_run(self, steps: float = 0.0) -> float:
-        capacity = max(self.capacity, capacity_of(int(steps)))
-        shapes = jax.eval_shape(
-            lambda keys: initial_states(self.setup, capacity, self.values, keys),
-            jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)),
-        )
         # The state, and a copy while a step changes it
-        return 2.0 * sum(8.0 * leaf.size for leaf in jax.tree.leaves(shapes))
+        return 16.0 * self.setup.numbers(max(self.capacity, capacity_of(int(steps))))
 
     def largest_group(self) -> int:
         return int(max(1, min(1 << 10, GROUP_BYTES // self.bytes_per_run())))
