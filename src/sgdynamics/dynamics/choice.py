@@ -8,7 +8,7 @@ from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
 from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.base.support import require
 from sgdynamics.dynamics.adapter import SolverDynamics
-from sgdynamics.dynamics.deep_linear import DeepLinearDynamics
+from sgdynamics.dynamics.deep_linear import DeepDataDynamics, DeepLinearDynamics
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.fixed_data import EpochDynamics, FixedDataDynamics
 from sgdynamics.dynamics.protocol import Dynamics
@@ -28,7 +28,8 @@ def dynamics_of(
     """
     require(solver, problem, algorithm)
     if isinstance(problem, DeepLinear):
-        return DeepLinearDynamics(problem, algorithm)
+        on_data = isinstance(algorithm, FixedData)
+        return (DeepDataDynamics if on_data else DeepLinearDynamics)(problem, algorithm)
     if isinstance(algorithm, FixedData) and "fields" in problem.kinds:
         kind = EpochDynamics if "epochs" in algorithm.kinds else FixedDataDynamics
         return kind(problem, validate_fixed_data(algorithm))

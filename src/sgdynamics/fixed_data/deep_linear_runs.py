@@ -127,9 +127,7 @@ class DeepRuns(Simulator):
     def _advance(
         self, state: DeepState, keys: RandomKeys, since: int, end: int
     ) -> tuple[DeepState, Any]:
-        return advance_states(
-            self.setup, self.values, state, keys, np.int64(since), np.int64(end)
-        )
+        return advance_states(self.setup, self.values, state, keys, np.int64(since), np.int64(end))
 
     def overlaps(self, state: DeepState) -> dict[str, Numeric]:
         return observe_states(self.setup, self.values, state)
@@ -140,12 +138,14 @@ class DeepRuns(Simulator):
 
     @property
     def size(self) -> tuple[int, ...]:
+        if not self.setup.is_exact:
+            return ()
         sizes = self.values.sizes
         return tuple(int(size) for size in (sizes.samples, sizes.hidden, np.sum(sizes.inputs)))
 
     def bytes_per_run(self, steps: float = 0.0) -> float:
         # The state, and a copy while a step changes it
-        return 16.0 * self.setup.numbers(max(self.capacity, capacity_of(int(steps))))
+        return 16.0 * self.setup.count_numbers(max(self.capacity, capacity_of(int(steps))))
 
     def largest_group(self) -> int:
         return int(max(1, min(1 << 10, GROUP_BYTES // self.bytes_per_run())))

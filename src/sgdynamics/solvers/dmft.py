@@ -83,8 +83,9 @@ def solve_dmft(
     algorithm : GradientDescent, MultiPassSGD, PersistentSGD, Langevin or EpochSGD
         The training algorithm on a fixed data set. For a ``DeepLinear`` also ``OnePassSGD``.
     start : Start, optional
-        Initial condition of one or several runs; none for a ``DeepLinear``. A run that starts at M = 0 stays there up to the
-        sampling error of the paths; if M = 0 is unstable, this error makes the run leave it.
+        Initial condition of one or several runs; none for a ``DeepLinear``. A run that starts at
+        M = 0 stays there up to the sampling error of the paths; if M = 0 is unstable, this error
+        makes the run leave it.
     times : array_like, optional
         Save points in t = lr steps, rounded to whole steps. With ``EpochSGD`` in t = lr steps/d,
         rounded to 4/m of an epoch of m cells.
@@ -203,6 +204,8 @@ def solve_dmft(
             evaluate=evaluate,
         )
     algorithm = validate_fixed_data(algorithm)
+    if start is None:
+        raise checks.reject("start", start, "pass sgd.start(...) or sgd.random_start(...).")
     if not isinstance(method, DMFT):
         raise checks.reject("method", method, "expected sgd.DMFT(...).")
     # Cells are known before the clock: save points are rounded to them.
@@ -263,7 +266,7 @@ def _require_defaults(paths: int, replicates: int, two_time: bool, method: DMFT)
     }
     for name, (value, default) in defaults.items():
         if value != default:
-            fix = f"the limit of a deep linear network is deterministic, without paths. Omit {name}."
+            fix = f"the limit of a deep linear network is deterministic. Omit {name}."
             raise checks.reject(name, value, fix)
 
 
