@@ -74,6 +74,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "other inputs": lambda: phase().replace(activation="erf", input_noise=0.3),
     "spiked tensor": lambda: sgd.SpikedTensor(order=2, snr=2.0),
     "own dynamics": Decay,
+    "deep linear": lambda: sgd.DeepLinear(depth=2),
     "temperature": phase,
     "other batch": phase,
     "other update": phase,
@@ -122,6 +123,8 @@ def start_of(kind: str, problem: Any, question: str = "simulate") -> Any:
         return sgd.random_start(problem, dimension=50, wide=True)
     if kind == "own dynamics":
         return {"m": 0.5}
+    if kind == "deep linear":
+        return None  # random initial weights, which the problem defines
     if kind == "spiked tensor":
         return sgd.start(problem, m=0.5, r2=1.0)
     if kind == "top":

@@ -87,9 +87,7 @@ NO_DEEP_LINEAR = (
 )
 # Algorithms that no question supports for a deep linear network.
 DEEP_LINEAR_ALGORITHMS = {
-    "temperature": (
-        "thermal noise is not supported for deep linear networks. Use temperature=0."
-    ),
+    "temperature": ("thermal noise is not supported for deep linear networks. Use temperature=0."),
     "other batch": (
         "the batch size of a deep linear network must be an integer. Use batch=4, for example."
     ),

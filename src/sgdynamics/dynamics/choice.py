@@ -9,7 +9,7 @@ from sgdynamics.algorithms.head_rates import with_leaf_rates
 from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.base.support import require
 from sgdynamics.dynamics.adapter import SolverDynamics
-from sgdynamics.dynamics.deep_linear import DeepLinearDynamics
+from sgdynamics.dynamics.deep_linear import DeepDataDynamics, DeepLinearDynamics
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.fixed_data import AMPDynamics, EpochDynamics, FixedDataDynamics
 from sgdynamics.dynamics.protocol import Dynamics
@@ -29,7 +29,8 @@ def dynamics_of(
     """
     require(solver, problem, algorithm)
     if isinstance(problem, DeepLinear):
-        return DeepLinearDynamics(problem, algorithm)
+        on_data = isinstance(algorithm, FixedData)
+        return (DeepDataDynamics if on_data else DeepLinearDynamics)(problem, algorithm)
     if isinstance(algorithm, FixedData) and "fields" in problem.kinds:
         kind: type[FixedDataDynamics] = FixedDataDynamics
         if "epochs" in algorithm.kinds:

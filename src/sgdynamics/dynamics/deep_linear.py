@@ -38,9 +38,10 @@ class DeepStart:
 
 
 class DeepLinearDynamics(SolverDynamics[DeepStart]):
-    """A `DeepLinear` under one-pass SGD, gradient descent or multi-pass SGD."""
+    """A `DeepLinear` under one-pass SGD."""
 
     methods: ClassVar[tuple[str, ...]] = ("exact", "direct")
+    assumptions: ClassVar[str] = "Gaussian inputs, one pass, random initial weights"
 
     def __init__(self, problem: DeepLinear, algorithm: OnePassSGD | FixedData) -> None:
         self.problem = problem
@@ -49,9 +50,6 @@ class DeepLinearDynamics(SolverDynamics[DeepStart]):
         else:
             algorithm = validate_algorithm(algorithm, problem=problem)
         self.algorithm: Any = _validate(algorithm)
-        self.has_data = isinstance(algorithm, FixedData)
-        data = "a fixed data set" if self.has_data else "one pass"
-        self.assumptions = f"Gaussian inputs, {data}, random initial weights"
         self.last_step = 0
 
     @property
@@ -128,9 +126,7 @@ class DeepLinearDynamics(SolverDynamics[DeepStart]):
         if method == "direct":
             return DirectDeepRuns(self.problem, self.algorithm, sizes, **units)
         last = self.last_step
-        return DeepRuns(
-            self.problem, self.algorithm, sizes, is_exact=True, last_step=last, **units
-        )
+        return DeepRuns(self.problem, self.algorithm, sizes, is_exact=True, last_step=last, **units)
 
     # ---- results
 
@@ -171,6 +167,13 @@ class DeepLinearDynamics(SolverDynamics[DeepStart]):
         self, criterion: Criterion, initial_state: DeepStart, dimension: int | None
     ) -> NoReturn:
         raise NotImplementedError("deep linear networks have no exit times")
+
+
+class DeepDataDynamics(DeepLinearDynamics):
+    """A `DeepLinear` under gradient descent or multi-pass SGD."""
+
+    has_data: ClassVar[bool] = True
+    assumptions: ClassVar[str] = "Gaussian inputs, a fixed data set, random initial weights"
 
 
 def _validate(algorithm: OnePassSGD | FixedData) -> OnePassSGD | FixedData:

@@ -14,8 +14,8 @@ samples, the inputs and the hidden layers; W_l is c_l W_l(0) plus a small matrix
 X = Z C^(1/2) with the isotropic Z, and an input direction has one component per covariance block.
 
 With the sizes of the spaces, this is the exact law of the network, at a cost free of them. With the
-sizes in units of d and without the fluctuations it is the proportional limit: deterministic, without
-sampling or iteration. Fresh batches of B samples see X anew: Z^T r given Z a is
+sizes in units of d and without the fluctuations it is the proportional limit: deterministic, and
+without sampling or iteration. Fresh batches of B samples see X anew: Z^T r given Z a is
 
     Z^T r = a <Z a, r>/|a|^2 + |r| z,      z ~ N(0, I) orthogonal to a.
 
@@ -27,6 +27,7 @@ gives s r = b r + sqrt(b (1 - b)) |r| e_new.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -94,6 +95,17 @@ class DeepSetup:
     def directions(self, steps: int) -> int:
         """Size of a frame for this many steps."""
         return FIRST_SLOTS + SLOTS_PER_STEP * (steps + 2)
+
+    def count_numbers(self, steps: int) -> float:
+        """Size of the state of one run with memory for this many steps."""
+        directions, later = self.directions(steps), self.depth - 2
+        samples = self.samples or directions
+        inputs = directions * self.blocks
+        products = 2.0 * (steps + 2) * (directions + inputs + 2 * later * directions)
+        if not self.is_fresh:
+            products += 2.0 * (steps + 2) * (samples + inputs)
+        learned = directions * (inputs + later * directions)
+        return products + (2 if self.velocity else 1) * learned
 
 
 class DeepSizes(NamedTuple):
@@ -376,20 +388,20 @@ def _fresh_gradient(
     """
     error = _with_covariance(setup, parameters, _error(setup, parameters, state))
     length, deviation = jnp.sqrt(jnp.sum(error**2)), jnp.sqrt(parameters.problem["noise"])
-    # Z a/(|a| sqrt(B)) has the length `along`. The noise over sqrt(B) has one component along it.
-    along, noise_along, noise_across = jnp.ones(()), jnp.zeros(()), jnp.ones(())
+    # Z a/(|a| sqrt(B)) has the length `parallel_length`. One component of the noise is along it.
+    parallel_length, noise_along, noise_across = jnp.ones(()), jnp.zeros(()), jnp.ones(())
     if setup.is_exact:
         size = jnp.asarray(parameters.sizes.samples, jnp.float64)
         normals, uniforms = normals_and_uniforms(key, 3, 2)
         degrees = jnp.stack([size, size - 1])
         lengths = draw_chi(jax.random.fold_in(key, 1), degrees, normals[:2], uniforms)
-        along, noise_across = lengths / jnp.sqrt(size)
+        parallel_length, noise_across = lengths / jnp.sqrt(size)
         noise_along = normals[2] / jnp.sqrt(size)
-    residual_along = length * along + deviation * noise_along
+    residual_along = length * parallel_length + deviation * noise_along
     square = residual_along**2 + (deviation * noise_across) ** 2  # |r|^2/B
     unit = error / jnp.where(length > 0, length, 1.0)
     draw = draw - unit * (unit @ draw)
-    return unit * (along * residual_along) + jnp.sqrt(square) * draw
+    return unit * (parallel_length * residual_along) + jnp.sqrt(square) * draw
 
 
 def _error(
@@ -416,7 +428,7 @@ def advance_step(
     # Gradients of the loss with weight decay (al/2)|W|^2; the coefficients are orthonormal.
     gradients = Weights(
         decay * weights.shares,
-        decay * weights.first - jnp.outer(backward[0], gradient) / gain,
+        decay * weights.first - jnp.outer(backward[0], jnp.asarray(gradient)) / gain,
         decay * weights.later - backward[1:, :, None] * forward[:-1, None, :] / gain,
         decay * weights.head - forward[-1] / gain,
     )
@@ -443,14 +455,12 @@ def advance_step(
     return state._replace(rose_at=jnp.where(is_first, visit, state.rose_at))
 
 
-def observe(
-    setup: DeepSetup, parameters: DeepParameters, state: DeepState
-) -> dict[str, Numeric]:
+def observe(setup: DeepSetup, parameters: DeepParameters, state: DeepState) -> dict[str, Numeric]:
     """Overlap v.w*, |v|^2, excess risk u^T C u/2, training risk, and the change of each layer."""
     predictor = state.input_backward / parameters.problem["gain"]
     teacher = _teacher(setup, parameters, state.in_use.shape[0])
     error = _with_covariance(setup, parameters, teacher - predictor)
-    first = jnp.sum(state.weights.first ** 2)[None]
+    first = jnp.sum(state.weights.first**2)[None]
     later = jnp.sum(state.weights.later**2, axis=(1, 2))
     values = {
         "overlap": predictor @ teacher,
@@ -476,9 +486,7 @@ def with_capacity(
     setup: DeepSetup, parameters: DeepParameters, states: DeepState, steps: int
 ) -> DeepState:
     """The same runs (leading axis) with memory for this many steps."""
-    larger = jax.eval_shape(
-        partial(initial_state, setup, steps), parameters, jax.random.key(0)
-    )
+    larger = jax.eval_shape(partial(initial_state, setup, steps), parameters, jax.random.key(0))
     # The first directions come first on each axis, so that all arrays grow at their ends.
     return jax.tree.map(
         lambda leaf, target: jnp.pad(
@@ -523,15 +531,25 @@ def advance_states(
     ) -> tuple[DeepState, Int[Numeric, " runs"]]:
         states, last_good = carry
         values = at_step(parameters, number)
-        states = jax.vmap(
-            lambda state, key: advance_step(setup, values, state, key, number)
-        )(states, keys)
+        states = _map_runs(
+            lambda state, key: advance_step(setup, values, state, key, number), states, keys
+        )
         sizes = jnp.max(jnp.abs(states.input_backward), axis=1)
         is_finite = sizes < LARGEST
         return states, jnp.where(is_finite, number + 1, last_good)
 
     last_good = jnp.full(keys.shape[0], first)
     return jax.lax.fori_loop(first, end, advance, (states, last_good))
+
+
+def _map_runs(
+    function: Callable[[DeepState, RandomKey], DeepState], states: DeepState, keys: RandomKeys
+) -> DeepState:
+    """The function on each run; a single run without a batch axis, whose products are faster."""
+    if keys.shape[0] > 1:
+        return jax.vmap(function)(states, keys)
+    single = function(jax.tree.map(lambda leaf: leaf[0], states), keys[0])
+    return jax.tree.map(lambda leaf: leaf[None], single)
 
 
 def at_step(parameters: DeepParameters, number: IntScalar) -> DeepParameters:

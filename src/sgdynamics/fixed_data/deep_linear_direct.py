@@ -99,9 +99,7 @@ def loss(
     return 0.5 * mean + 0.5 * problem["weight_decay"] * norm
 
 
-def _draw_data(
-    setup: DirectSetup, parameters: DirectParameters, key: RandomKey
-) -> DataSet:
+def _draw_data(setup: DirectSetup, parameters: DirectParameters, key: RandomKey) -> DataSet:
     """A data set, or a batch."""
     input_key, noise_key = jax.random.split(key)
     shape = (setup.samples, setup.dimension)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from sgdynamics.algorithms.fixed_data import FixedData, MultiPassSGD
@@ -128,9 +127,7 @@ class DeepRuns(Simulator):
     def _advance(
         self, state: DeepState, keys: RandomKeys, since: int, end: int
     ) -> tuple[DeepState, Any]:
-        return advance_states(
-            self.setup, self.values, state, keys, np.int64(since), np.int64(end)
-        )
+        return advance_states(self.setup, self.values, state, keys, np.int64(since), np.int64(end))
 
     def overlaps(self, state: DeepState) -> dict[str, Numeric]:
         return observe_states(self.setup, self.values, state)
@@ -141,17 +138,14 @@ class DeepRuns(Simulator):
 
     @property
     def size(self) -> tuple[int, ...]:
+        if not self.setup.is_exact:
+            return ()
         sizes = self.values.sizes
         return tuple(int(size) for size in (sizes.samples, sizes.hidden, np.sum(sizes.inputs)))
 
     def bytes_per_run(self, steps: float = 0.0) -> float:
-        capacity = max(self.capacity, capacity_of(int(steps)))
-        shapes = jax.eval_shape(
-            lambda keys: initial_states(self.setup, capacity, self.values, keys),
-            jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1)),
-        )
         # The state, and a copy while a step changes it
-        return 2.0 * sum(8.0 * leaf.size for leaf in jax.tree.leaves(shapes))
+        return 16.0 * self.setup.count_numbers(max(self.capacity, capacity_of(int(steps))))
 
     def largest_group(self) -> int:
         return int(max(1, min(1 << 10, GROUP_BYTES // self.bytes_per_run())))

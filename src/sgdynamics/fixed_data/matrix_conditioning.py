@@ -63,9 +63,7 @@ def orthogonal_part(
     return vectors
 
 
-def unit_residual(
-    residual: Float[Numeric, " n"], grows: Bool[Numeric, ""]
-) -> Float[Numeric, " n"]:
+def unit_residual(residual: Float[Numeric, " n"], grows: Bool[Numeric, ""]) -> Float[Numeric, " n"]:
     """The direction of a residual that extends the basis; zero for one that does not."""
     square = jnp.sum(residual**2)
     return jnp.where(grows, residual / jnp.sqrt(jnp.where(grows, square, 1.0)), 0.0)
@@ -102,16 +100,18 @@ def product(
     """
     residual = orthogonal_part(matrix.right, vector[None], 2)[0]
     direction = unit_residual(residual, extends_basis(residual, vector, tolerance))
-    known = jnp.einsum(
+    conditional_mean = jnp.einsum(
         "jr,jc,c->r", matrix.left, matrix.left_products, direction, precision="highest"
     )
     # New directions of the frame are orthogonal to all left vectors, so that one projection of z
     # also serves its last component. A direction that is zero has no product.
     is_new = jnp.any(direction != 0)
-    new_product = jnp.where(is_new, known + orthogonal_part(matrix.left, draw[None], 1)[0], 0.0)
+    new_product = jnp.where(
+        is_new, conditional_mean + orthogonal_part(matrix.left, draw[None], 1)[0], 0.0
+    )
     conditioned = matrix._replace(
-        right=matrix.right.at[index].set(direction),
-        right_products=matrix.right_products.at[index].set(new_product),
+        right=jnp.asarray(matrix.right).at[index].set(direction),
+        right_products=jnp.asarray(matrix.right_products).at[index].set(new_product),
     )
     coefficients = jnp.einsum("kc,c->k", conditioned.right, vector, precision="highest")
     result = jnp.einsum("kr,k->r", conditioned.right_products, coefficients, precision="highest")
@@ -154,10 +154,10 @@ def frame_draw(
     offset = jax.random.bits(key, (), dtype=jnp.uint64)
     entry = jnp.arange(directions * blocks, dtype=jnp.uint64).reshape(directions, blocks)
     block = jnp.arange(blocks, dtype=jnp.uint64)
-    along = normals_at(offset, 2 * entry)[..., 0]
+    components = normals_at(offset, 2 * entry)[..., 0]
     proposal = normals_at(offset, LENGTH_COUNT + 2 * block)[..., 0]
     uniform = uniforms_at(offset, LENGTH_COUNT + np.uint64(2 * blocks) + block)
     degrees = sizes - jnp.sum(in_use, axis=0)
     lengths = draw_chi(jax.random.fold_in(key, 1), degrees, proposal, uniform)
-    draw = jnp.where(in_use, along, 0.0).at[slot].set(lengths)
-    return draw, in_use.at[slot].set(degrees > 0)
+    draw = jnp.where(in_use, components, 0.0).at[slot].set(lengths)
+    return draw, jnp.asarray(in_use).at[slot].set(degrees > 0)

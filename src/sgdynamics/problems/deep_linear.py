@@ -38,7 +38,7 @@ class DeepLinear:
         Richness: the output is divided by a gain g proportional to it. Small values are lazy
         (the predictor moves and the layers do not), large ones learn features.
     parametrisation : str, default "mup"
-        How the gain and the learning rates depend on the width (see Notes): "mup", "ntk" or
+        Dependence of the gain and of the learning rates on the width (see Notes): "mup", "ntk" or
         "standard".
     start_scale : float, default 1.0
         Scale s of the initial weights: the entries of W_1 have the variance s^2/d, all others
@@ -130,9 +130,9 @@ class DeepLinear:
     def parameters(self) -> Parameters:
         """The parameters of the problem, as a dictionary that JAX can trace."""
         names = ("width_per_dimension", "gamma0", "start_scale", "noise", "weight_decay")
-        numbers = {name: pytrees.to_float64(getattr(self, name)) for name in names}
+        scalars = {name: pytrees.to_float64(getattr(self, name)) for name in names}
         covariance: Covariance = self._covariance  # type: ignore[attr-defined]
-        return numbers | {
+        return scalars | {
             "eigenvalues": np.asarray(covariance.eigenvalues, np.float64),
             "fractions": np.asarray(covariance.fractions, np.float64),
             "teacher": self._norms,  # type: ignore[attr-defined]

@@ -34,7 +34,7 @@ LARGEST_CELL = 0.05  # default largest lr depth gamma0^2 of a cell, at eigenvalu
 def solve_limit(
     problem: DeepLinear,
     algorithm: OnePassSGD | FixedData,
-    start: None,
+    start: object,
     *,
     times: ArrayArgument | None,
     alpha: ArrayArgument | None,
@@ -64,12 +64,12 @@ def solve_limit(
     require_many_coordinates(problem)
     if not on_data:
         return _solve_by_cells(call, cells)
-    algorithm = call.dynamics.algorithm
-    sizes = limit_sizes(problem, algorithm.samples_per_dimension)
+    tabulated: FixedData = call.dynamics.algorithm
+    sizes = limit_sizes(problem, tabulated.samples_per_dimension)
     simulator = DeepRuns(
-        problem, algorithm, sizes, is_exact=False, last_step=int(call.save_steps[-1])
+        problem, tabulated, sizes, is_exact=False, last_step=int(call.save_steps[-1])
     )
-    is_plain = not velocity_of(algorithm) and not simulator.setup.selects
+    is_plain = not velocity_of(tabulated) and not simulator.setup.selects
     return solve_steps(call, "solve_dmft", simulator, call.save_steps, warns_of_rise=is_plain)
 
 
@@ -220,7 +220,7 @@ def _number_of_cells(problem: DeepLinear, rate: float, cells: int | None) -> int
 def solve_fresh_batches(
     problem: DeepLinear,
     algorithm: OnePassSGD,
-    start: None,
+    start: object,
     clock: Clock,
     samples_per_dimension: float,
     *,

@@ -87,8 +87,8 @@ def solve_dmft(
         without paths and without ``train_risk``. For a ``DeepLinear`` also ``OnePassSGD``.
     start : Start, optional
         Initial condition of one or several runs; none for a ``DeepLinear``. A run that starts at
-        M = 0 stays there up to the
-        sampling error of the paths; if M = 0 is unstable, this error makes the run leave it.
+        M = 0 stays there up to the sampling error of the paths; if M = 0 is unstable, this error
+        makes the run leave it.
     times : array_like, optional
         Save points in t = lr steps, rounded to whole steps. With ``EpochSGD`` in t = lr steps/d,
         rounded to 4/m of an epoch of m cells.
@@ -207,6 +207,8 @@ def solve_dmft(
             evaluate=evaluate,
         )
     algorithm = validate_fixed_data(algorithm)
+    if start is None:
+        raise checks.reject("start", start, "pass sgd.start(...) or sgd.random_start(...).")
     if isinstance(algorithm, AMP):
         call = validate_call(
             "solve_dmft",
@@ -283,7 +285,7 @@ def _require_defaults(paths: int, replicates: int, two_time: bool, method: DMFT)
     }
     for name, (value, default) in defaults.items():
         if value != default:
-            fix = f"the limit of a deep linear network is deterministic, without paths. Omit {name}."
+            fix = f"the limit of a deep linear network is deterministic. Omit {name}."
             raise checks.reject(name, value, fix)
 
 
