@@ -83,6 +83,7 @@ if TYPE_CHECKING:
     from sgdynamics.problems.starts import start as start
     from sgdynamics.problems.teacher_student import MultiIndex as MultiIndex
     from sgdynamics.problems.teacher_student import TeacherStudent as TeacherStudent
+    from sgdynamics.results.citing import cite as cite
     from sgdynamics.results.datasets import algorithm_of as algorithm_of
     from sgdynamics.results.datasets import problem_of as problem_of
     from sgdynamics.results.observables import on_train as on_train
@@ -153,6 +154,7 @@ _PACKAGE_OF = {
     "Training": "sgdynamics.algorithms.from_training",
     "algorithm_of": "sgdynamics.results.datasets",
     "certify": "sgdynamics.analysis.certify",
+    "cite": "sgdynamics.results.citing",
     "compare": "sgdynamics.analysis.comparison",
     "contexts": "sgdynamics.problems.contexts",
     "early_stopping": "sgdynamics.analysis.early_stopping",

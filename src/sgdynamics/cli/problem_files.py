@@ -431,6 +431,19 @@ def _sweep_defaults(record: Mapping[str, Any], name: str, method: Method | None)
     return {"method": exit_method, **_exit_arguments(exit_method, table)}
 
 
+def cited_subjects(record: Mapping[str, Any]) -> list[Any]:
+    """The problem, the algorithm and the functions of a file, for `sgd.cite`."""
+    subjects: list[Any] = [problem_from(record["problem"]), algorithm_from(record["algorithm"])]
+    methods = registry.methods()
+    names = [
+        *record.get("run", {}).get("methods", []),
+        *[record[name].get("solver", name) for name in ("exit_time", "sweep") if name in record],
+    ]
+    if "hessian" in record:
+        names.append("hessian_spectrum")
+    return subjects + [methods[name][0].public_name if name in methods else name for name in names]
+
+
 # Shared by the tables
 
 
