@@ -260,6 +260,31 @@ def cite(file: File) -> None:
     print(bibtex(*problem_files.cited_subjects(problem_files.read(file))))
 
 
+@app.command(short_help="Print the JSON schema of problem files, for editors.")
+def schema(
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="File to write instead of printing.", show_default=False),
+    ] = None,
+) -> None:
+    """Print the JSON schema of problem files.
+
+    Editors complete keys and mark misspelled ones by it. It describes all problems, algorithms,
+    optimisers and solvers of the installed version.
+    """
+    from sgdynamics.cli.schema import problem_file_schema
+
+    text = json.dumps(problem_file_schema(), indent=2, allow_nan=False)
+    if out is None:
+        print(text)
+        return
+    from sgdynamics.base import checks
+
+    if not out.parent.is_dir():
+        raise checks.reject("--out", str(out), "the folder does not exist. Use another path.")
+    out.write_text(f"{text}\n", encoding="utf-8")
+
+
 @app.command(name="exit-time", short_help="Compute when training leaves its plateau.")
 def exit_time(file: File, json_: Json = False, quiet: Quiet = False) -> None:
     """Compute when training leaves its plateau.
