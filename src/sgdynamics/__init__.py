@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from sgdynamics.problems.starts import start as start
     from sgdynamics.problems.teacher_student import MultiIndex as MultiIndex
     from sgdynamics.problems.teacher_student import TeacherStudent as TeacherStudent
+    from sgdynamics.results.citing import cite as cite
     from sgdynamics.results.datasets import algorithm_of as algorithm_of
     from sgdynamics.results.datasets import problem_of as problem_of
     from sgdynamics.results.observables import on_train as on_train
@@ -165,6 +166,7 @@ _PACKAGE_OF = {
     "algorithm_of": "sgdynamics.results.datasets",
     "bayes_optimal": "sgdynamics.statics.bayes",
     "certify": "sgdynamics.analysis.certify",
+    "cite": "sgdynamics.results.citing",
     "compare": "sgdynamics.analysis.comparison",
     "compile_cache": "sgdynamics.base.compile_cache",
     "contexts": "sgdynamics.problems.contexts",

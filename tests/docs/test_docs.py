@@ -133,7 +133,8 @@ def test_examples_print_results_rather_than_comparisons(name):
             )
 
 
-NO_PICTURE = ("units.md", "theory.md", "howto/command_line.md")  # without results to draw
+# without results to draw
+NO_PICTURE = ("units.md", "theory.md", "citing.md", "howto/command_line.md")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

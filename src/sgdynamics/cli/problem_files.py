@@ -189,7 +189,7 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
     else:
         scale = problem["width"] if method.times_per_width else 1
         run["times"] = (result["t"].values * scale).tolist()
-    accepted = _arguments(entry.load(), ())
+    accepted = argument_names(entry.load(), ())
     run[name] = {
         key: _plain(result.attrs[key])
         for key in RECORDED_ARGUMENTS
@@ -267,7 +267,7 @@ def _method_arguments(
         raise checks.reject(
             f"run.{name}", own, f"this must be a table. Write [run.{name}] and its arguments."
         )
-    checks.reject_unknown(f"[run.{name}]", own, _arguments(entry.load(), ("method", *CLOCKS)))
+    checks.reject_unknown(f"[run.{name}]", own, argument_names(entry.load(), ("method", *CLOCKS)))
     shared = {key: table[key] for key in method.run_keys if key in table}
     arguments = {**shared, **_with_options(entry.load(), own), **method.arguments}
     has_spectrum = getattr(problem, "spectrum", None) is not None
@@ -313,7 +313,7 @@ def solve(run_plan: RunPlan, method_name: str, progress: bool | None = None) -> 
 def exit_calls(record: Mapping[str, Any]) -> tuple[Any, Any, Any, dict[str, dict[str, Any]]]:
     """Problem, algorithm, start, and the arguments of each method of [exit_time]."""
     table = _table(record, "exit_time")
-    accepted = _arguments(exit_times.exit_time, ("method",))
+    accepted = argument_names(exit_times.exit_time, ("method",))
     checks.reject_unknown("[exit_time]", table, ("methods", *accepted))
     methods = _methods("exit_time", table, exit_times.METHODS)
     problem, algorithm = problem_from(record["problem"]), algorithm_from(record["algorithm"])
@@ -333,7 +333,7 @@ def _exit_arguments(method: str, arguments: Mapping[str, Any]) -> dict[str, Any]
 def hessian_call(record: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
     """Problem, start and the arguments of `hessian_spectrum`; the table [hessian] is optional."""
     table = record.get("hessian", {})
-    checks.reject_unknown("[hessian]", table, _arguments(hessian_spectrum, ()))
+    checks.reject_unknown("[hessian]", table, argument_names(hessian_spectrum, ()))
     problem = problem_from(record["problem"])
     dimension = _dimension(record, table)
     defaults = {} if dimension is None else {"dimension": dimension}
@@ -343,7 +343,7 @@ def hessian_call(record: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
 # [sweep]
 
 
-def _swept_solvers() -> tuple[str, ...]:
+def swept_solvers() -> tuple[str, ...]:
     """The names that [sweep] accepts: methods of [run], and questions that have no method."""
     methods = registry.methods()
     with_method = {entry.public_name for entry, _ in methods.values()}
@@ -359,11 +359,11 @@ def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     table = dict(_table(record, "sweep"))
     name = table.pop("solver", None)
     if name is None:
-        raise ValueError(f"[sweep]: solver is missing. Set it to one of {_join(_swept_solvers())}")
-    checks.choice("sweep.solver", name, _swept_solvers())
+        raise ValueError(f"[sweep]: solver is missing. Set it to one of {_join(swept_solvers())}")
+    checks.choice("sweep.solver", name, swept_solvers())
     entry, method = registry.methods().get(name, (None, None))
     entry = entry or registry.swept_functions()[name]
-    accepted = _arguments(entry.load(), ("method",) if method else ())
+    accepted = argument_names(entry.load(), ("method",) if method else ())
     checks.reject_unknown("[sweep]", table, ("over", "store", "workers", *accepted))
     over = table.pop("over", None)
     if not isinstance(over, Mapping) or not over:
@@ -434,6 +434,19 @@ def _sweep_defaults(record: Mapping[str, Any], name: str, method: Method | None)
     methods = table.pop("methods", ["ode"])
     exit_method = methods[0] if len(methods) == 1 else "ode"
     return {"method": exit_method, **_exit_arguments(exit_method, table)}
+
+
+def cited_subjects(record: Mapping[str, Any]) -> list[Any]:
+    """The problem, the algorithm and the functions of a file, for `sgd.cite`."""
+    subjects: list[Any] = [problem_from(record["problem"]), algorithm_from(record["algorithm"])]
+    methods = registry.methods()
+    names = [
+        *record.get("run", {}).get("methods", []),
+        *[record[name].get("solver", name) for name in ("exit_time", "sweep") if name in record],
+    ]
+    if "hessian" in record:
+        names.append("hessian_spectrum")
+    return subjects + [methods[name][0].public_name if name in methods else name for name in names]
 
 
 # Shared by the tables
@@ -511,7 +524,7 @@ def _values(name: str, value: object) -> list[Any]:
     return np.geomspace(checks.number(f"{name}.from", first, above=0.0), last, count).tolist()
 
 
-def _arguments(function: Callable[..., Any], excluded: tuple[str, ...]) -> tuple[str, ...]:
+def argument_names(function: Callable[..., Any], excluded: tuple[str, ...]) -> tuple[str, ...]:
     """The arguments that a file may set: keyword-only arguments, and fields of the options."""
     names = [
         parameter.name

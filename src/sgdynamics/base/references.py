@@ -1,0 +1,744 @@
+"""The papers behind the library: BibTeX entries, and the public names that build on them.
+
+Plain data, which is read without importing JAX. `sgdynamics.results.citing` selects entries;
+docs/citing.md is written from this table (python docs/citing_table.py). `SOURCES` lists every
+public function whose docstring names a source; a test compares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Reference:
+    """One entry of a bibliography.
+
+    Attributes
+    ----------
+    kind : str
+        Type of the BibTeX entry.
+    author, title : str
+        Authors and title as BibTeX writes them.
+    year : int
+        Year of publication.
+    fields : dict of str to str
+        Further fields, such as journal, volume, pages, doi; `eprint` is an arXiv number.
+    """
+
+    kind: str
+    author: str
+    title: str
+    year: int
+    fields: dict[str, str] = field(default_factory=dict)
+
+    def bibtex(self, key: str) -> str:
+        """Return the entry as BibTeX."""
+        values = {"author": self.author, "title": self.title, "year": str(self.year), **self.fields}
+        if "eprint" in values:
+            values["archiveprefix"] = "arXiv"
+        lines = ",\n".join(f"  {name} = {{{value}}}" for name, value in values.items())
+        return f"@{self.kind}{{{key},\n{lines}\n}}"
+
+    @property
+    def surnames(self) -> tuple[str, ...]:
+        """Surnames of the authors, in BibTeX."""
+        return tuple(author.partition(",")[0] for author in self.author.split(" and "))
+
+
+NEURIPS = "Advances in Neural Information Processing Systems"
+ICML = "International Conference on Machine Learning"
+ICLR = "International Conference on Learning Representations"
+COLT = "Conference on Learning Theory"
+
+REFERENCES: dict[str, Reference] = {
+    "saad1995exact": Reference(
+        "article",
+        ("Saad, David and Solla, Sara A."),
+        ("Exact solution for on-line learning in multilayer neural networks"),
+        1995,
+        {
+            "journal": "Physical Review Letters",
+            "volume": "74",
+            "pages": "4337--4340",
+            "doi": "10.1103/PhysRevLett.74.4337",
+        },
+    ),
+    "saad1995line": Reference(
+        "article",
+        ("Saad, David and Solla, Sara A."),
+        ("On-line learning in soft committee machines"),
+        1995,
+        {
+            "journal": "Physical Review E",
+            "volume": "52",
+            "pages": "4225--4243",
+            "doi": "10.1103/PhysRevE.52.4225",
+        },
+    ),
+    "biehl1995learning": Reference(
+        "article",
+        ("Biehl, Michael and Schwarze, Holm"),
+        ("Learning by on-line gradient descent"),
+        1995,
+        {
+            "journal": "Journal of Physics A: Mathematical and General",
+            "volume": "28",
+            "pages": "643--656",
+            "doi": "10.1088/0305-4470/28/3/018",
+        },
+    ),
+    "goldt2019dynamics": Reference(
+        "inproceedings",
+        (
+            r"Goldt, Sebastian and Advani, Madhu S. and Saxe, Andrew M. and Krzakala, "
+            r"Florent and Zdeborov{\'a}, Lenka"
+        ),
+        (
+            "Dynamics of stochastic gradient descent for two-layer neural networks in the "
+            "teacher-student setup"
+        ),
+        2019,
+        {
+            "booktitle": NEURIPS,
+            "volume": "32",
+            "eprint": "1906.08632",
+        },
+    ),
+    "veiga2022phase": Reference(
+        "inproceedings",
+        (
+            r"Veiga, Rodrigo and Stephan, Ludovic and Loureiro, Bruno and Krzakala, Florent "
+            r"and Zdeborov{\'a}, Lenka"
+        ),
+        (
+            "Phase diagram of stochastic gradient descent in high-dimensional two-layer "
+            "neural networks"
+        ),
+        2022,
+        {
+            "booktitle": NEURIPS,
+            "volume": "35",
+            "eprint": "2202.00293",
+        },
+    ),
+    "arnaboldi2023unifying": Reference(
+        "inproceedings",
+        ("Arnaboldi, Luca and Stephan, Ludovic and Krzakala, Florent and Loureiro, Bruno"),
+        (
+            r"From high-dimensional \& mean-field dynamics to dimensionless {ODE}s: a "
+            r"unifying approach to {SGD} in two-layers networks"
+        ),
+        2023,
+        {
+            "booktitle": COLT,
+            "eprint": "2302.05882",
+        },
+    ),
+    "collinswoodfin2023hitting": Reference(
+        "misc",
+        (
+            "Collins-Woodfin, Elizabeth and Paquette, Courtney and Paquette, Elliot and "
+            "Seroussi, Inbar"
+        ),
+        (
+            "Hitting the high-dimensional notes: an {ODE} for {SGD} learning dynamics on "
+            "{GLM}s and multi-index models"
+        ),
+        2023,
+        {
+            "eprint": "2308.08977",
+        },
+    ),
+    "yoshida2019data": Reference(
+        "inproceedings",
+        ("Yoshida, Yuki and Okada, Masato"),
+        (
+            "Data-dependence of plateau phenomenon in learning with neural network --- "
+            "statistical mechanical analysis"
+        ),
+        2019,
+        {
+            "booktitle": NEURIPS,
+            "volume": "32",
+            "eprint": "2001.03371",
+        },
+    ),
+    "benarous2021online": Reference(
+        "article",
+        (r"Ben Arous, G{\'e}rard and Gheissari, Reza and Jagannath, Aukosh"),
+        ("Online stochastic gradient descent on non-convex losses from high-dimensional inference"),
+        2021,
+        {
+            "journal": "Journal of Machine Learning Research",
+            "volume": "22",
+            "eprint": "2003.10409",
+        },
+    ),
+    "benarous2022high": Reference(
+        "inproceedings",
+        (r"Ben Arous, G{\'e}rard and Gheissari, Reza and Jagannath, Aukosh"),
+        ("High-dimensional limit theorems for {SGD}: Effective dynamics and critical scaling"),
+        2022,
+        {
+            "booktitle": NEURIPS,
+            "volume": "35",
+            "eprint": "2206.04030",
+        },
+    ),
+    "arnaboldi2023escaping": Reference(
+        "misc",
+        ("Arnaboldi, Luca and Krzakala, Florent and Loureiro, Bruno and Stephan, Ludovic"),
+        (
+            "Escaping mediocrity: how two-layer networks learn hard generalized linear "
+            "models with {SGD}"
+        ),
+        2023,
+        {
+            "eprint": "2305.18502",
+        },
+    ),
+    "abbe2023leap": Reference(
+        "inproceedings",
+        (r"Abbe, Emmanuel and Boix-Adser{\`a}, Enric and Misiakiewicz, Theodor"),
+        ("{SGD} learning on neural networks: leap complexity and saddle-to-saddle dynamics"),
+        2023,
+        {
+            "booktitle": COLT,
+            "eprint": "2302.11055",
+        },
+    ),
+    "damian2024computational": Reference(
+        "inproceedings",
+        ("Damian, Alex and Pillaud-Vivien, Loucas and Lee, Jason D. and Bruna, Joan"),
+        ("Computational-statistical gaps in {G}aussian single-index models"),
+        2024,
+        {
+            "booktitle": COLT,
+            "eprint": "2403.05529",
+        },
+    ),
+    "mei2018mean": Reference(
+        "article",
+        ("Mei, Song and Montanari, Andrea and Nguyen, Phan-Minh"),
+        ("A mean field view of the landscape of two-layer neural networks"),
+        2018,
+        {
+            "journal": "Proceedings of the National Academy of Sciences",
+            "volume": "115",
+            "pages": "E7665--E7671",
+            "doi": "10.1073/pnas.1806579115",
+            "eprint": "1804.06561",
+        },
+    ),
+    "safran2018spurious": Reference(
+        "inproceedings",
+        ("Safran, Itay and Shamir, Ohad"),
+        ("Spurious local minima are common in two-layer {ReLU} neural networks"),
+        2018,
+        {
+            "booktitle": ICML,
+            "eprint": "1712.08968",
+        },
+    ),
+    "mignacco2020dynamical": Reference(
+        "inproceedings",
+        (
+            r"Mignacco, Francesca and Krzakala, Florent and Urbani, Pierfrancesco and "
+            r"Zdeborov{\'a}, Lenka"
+        ),
+        (
+            "Dynamical mean-field theory for stochastic gradient descent in {G}aussian "
+            "mixture classification"
+        ),
+        2020,
+        {
+            "booktitle": NEURIPS,
+            "volume": "33",
+            "eprint": "2006.06098",
+        },
+    ),
+    "mignacco2021stochasticity": Reference(
+        "article",
+        (r"Mignacco, Francesca and Urbani, Pierfrancesco and Zdeborov{\'a}, Lenka"),
+        (
+            "Stochasticity helps to navigate rough landscapes: comparing "
+            "gradient-descent-based algorithms in the phase retrieval problem"
+        ),
+        2021,
+        {
+            "journal": "Machine Learning: Science and Technology",
+            "volume": "2",
+            "pages": "035029",
+            "eprint": "2103.04902",
+        },
+    ),
+    "celentano2021high": Reference(
+        "misc",
+        ("Celentano, Michael and Cheng, Chen and Montanari, Andrea"),
+        ("The high-dimensional asymptotics of first order methods with random data"),
+        2021,
+        {
+            "eprint": "2112.07572",
+        },
+    ),
+    "dandi2024benefits": Reference(
+        "inproceedings",
+        (
+            r"Dandi, Yatin and Troiani, Emanuele and Arnaboldi, Luca and Pesce, Luca and "
+            r"Zdeborov{\'a}, Lenka and Krzakala, Florent"
+        ),
+        (
+            "The benefits of reusing batches for gradient descent in two-layer networks: "
+            "breaking the curse of information and leap exponents"
+        ),
+        2024,
+        {
+            "booktitle": ICML,
+            "eprint": "2402.03220",
+        },
+    ),
+    "bocchi2026escape": Reference(
+        "misc",
+        (
+            "Bocchi, Dario and Regimbeau, Theotime and Lucibello, Carlo and Saglietti, Luca "
+            "and Cammarota, Chiara"
+        ),
+        (
+            "Escape dynamics and implicit bias of one-pass {SGD} in overparameterized "
+            "quadratic networks"
+        ),
+        2026,
+        {
+            "eprint": "2604.03068",
+        },
+    ),
+    "loureiro2023dimension": Reference(
+        "misc",
+        ("Loureiro, Bruno"),
+        ("Dimension-free limits of {SGD} for two-layers neural networks"),
+        2023,
+        {
+            "note": "Slides",
+        },
+    ),
+    "maloney2022solvable": Reference(
+        "misc",
+        ("Maloney, Alexander and Roberts, Daniel A. and Sully, James"),
+        ("A solvable model of neural scaling laws"),
+        2022,
+        {
+            "eprint": "2210.16859",
+        },
+    ),
+    "paquette2024phases": Reference(
+        "inproceedings",
+        ("Paquette, Elliot and Paquette, Courtney and Xiao, Lechao and Pennington, Jeffrey"),
+        ("4+3 phases of compute-optimal neural scaling laws"),
+        2024,
+        {
+            "booktitle": NEURIPS,
+            "volume": "37",
+            "eprint": "2405.15074",
+        },
+    ),
+    "bordelon2022learning": Reference(
+        "inproceedings",
+        ("Bordelon, Blake and Pehlevan, Cengiz"),
+        ("Learning curves for {SGD} on structured features"),
+        2022,
+        {
+            "booktitle": ICLR,
+            "eprint": "2106.02713",
+        },
+    ),
+    "luo2025multi": Reference(
+        "inproceedings",
+        (
+            "Luo, Kairong and Wen, Haodong and Hu, Shengding and Sun, Zhenbo and Liu, "
+            "Zhiyuan and Sun, Maosong and Lyu, Kaifeng and Chen, Wenguang"
+        ),
+        ("A multi-power law for loss curve prediction across learning rate schedules"),
+        2025,
+        {
+            "booktitle": ICLR,
+            "eprint": "2503.12811",
+        },
+    ),
+    "tissue2024scaling": Reference(
+        "misc",
+        ("Tissue, Howe and Wang, Venus and Wang, Lu"),
+        ("Scaling law with learning rate annealing"),
+        2024,
+        {
+            "eprint": "2408.11029",
+        },
+    ),
+    "cui2024phase": Reference(
+        "inproceedings",
+        (r"Cui, Hugo and Behrens, Freya and Krzakala, Florent and Zdeborov{\'a}, Lenka"),
+        (
+            "A phase transition between positional and semantic learning in a solvable "
+            "model of dot-product attention"
+        ),
+        2024,
+        {
+            "booktitle": NEURIPS,
+            "volume": "37",
+            "eprint": "2402.03902",
+        },
+    ),
+    "refinetti2022dynamics": Reference(
+        "inproceedings",
+        ("Refinetti, Maria and Goldt, Sebastian"),
+        ("The dynamics of representation learning in shallow, non-linear autoencoders"),
+        2022,
+        {
+            "booktitle": ICML,
+            "eprint": "2201.02115",
+        },
+    ),
+    "wang2019solvable": Reference(
+        "inproceedings",
+        ("Wang, Chuang and Hu, Hong and Lu, Yue M."),
+        ("A solvable high-dimensional model of {GAN}"),
+        2019,
+        {
+            "booktitle": NEURIPS,
+            "volume": "32",
+            "eprint": "1805.08349",
+        },
+    ),
+    "kinouchi1992optimal": Reference(
+        "article",
+        ("Kinouchi, Osame and Caticha, Nestor"),
+        ("Optimal generalization in perceptrons"),
+        1992,
+        {
+            "journal": "Journal of Physics A: Mathematical and General",
+            "volume": "25",
+            "pages": "6243--6250",
+            "doi": "10.1088/0305-4470/25/23/020",
+        },
+    ),
+    "biehl1992line": Reference(
+        "article",
+        ("Biehl, Michael and Schwarze, Holm"),
+        ("On-line learning of a time-dependent rule"),
+        1992,
+        {
+            "journal": "Europhysics Letters",
+        },
+    ),
+    "anlauf1989adatron": Reference(
+        "article",
+        ("Anlauf, Joachim K. and Biehl, Michael"),
+        ("The {AdaTron}: an adaptive perceptron algorithm"),
+        1989,
+        {
+            "journal": "Europhysics Letters",
+        },
+    ),
+    "polyak1964some": Reference(
+        "article",
+        ("Polyak, Boris T."),
+        ("Some methods of speeding up the convergence of iteration methods"),
+        1964,
+        {
+            "journal": "USSR Computational Mathematics and Mathematical Physics",
+            "volume": "4",
+            "pages": "1--17",
+        },
+    ),
+    "nesterov1983method": Reference(
+        "article",
+        ("Nesterov, Yurii"),
+        ("A method for solving the convex programming problem with convergence rate {$O(1/k^2)$}"),
+        1983,
+        {
+            "journal": "Doklady Akademii Nauk SSSR",
+            "volume": "269",
+            "pages": "543--547",
+        },
+    ),
+    "nesterov1984minimization": Reference(
+        "article",
+        ("Nesterov, Yurii"),
+        ("Minimization methods for nonsmooth convex and quasiconvex functions"),
+        1984,
+        {
+            "journal": "Matekon",
+        },
+    ),
+    "ruppert1988efficient": Reference(
+        "techreport",
+        ("Ruppert, David"),
+        ("Efficient estimations from a slowly convergent {R}obbins-{M}onro process"),
+        1988,
+        {
+            "institution": "Cornell University",
+        },
+    ),
+    "polyak1992acceleration": Reference(
+        "article",
+        ("Polyak, Boris T. and Juditsky, Anatoli B."),
+        ("Acceleration of stochastic approximation by averaging"),
+        1992,
+        {
+            "journal": "SIAM Journal on Control and Optimization",
+            "volume": "30",
+            "pages": "838--855",
+        },
+    ),
+    "duchi2011adaptive": Reference(
+        "article",
+        ("Duchi, John and Hazan, Elad and Singer, Yoram"),
+        ("Adaptive subgradient methods for online learning and stochastic optimization"),
+        2011,
+        {
+            "journal": "Journal of Machine Learning Research",
+            "volume": "12",
+            "pages": "2121--2159",
+        },
+    ),
+    "tieleman2012lecture": Reference(
+        "misc",
+        ("Tieleman, Tijmen and Hinton, Geoffrey"),
+        (
+            "Lecture 6.5 --- {RMSProp}: divide the gradient by a running average of its "
+            "recent magnitude"
+        ),
+        2012,
+        {
+            "note": "COURSERA: Neural Networks for Machine Learning",
+        },
+    ),
+    "sutskever2013importance": Reference(
+        "inproceedings",
+        ("Sutskever, Ilya and Martens, James and Dahl, George and Hinton, Geoffrey"),
+        ("On the importance of initialization and momentum in deep learning"),
+        2013,
+        {
+            "booktitle": ICML,
+        },
+    ),
+    "pascanu2013difficulty": Reference(
+        "inproceedings",
+        ("Pascanu, Razvan and Mikolov, Tomas and Bengio, Yoshua"),
+        ("On the difficulty of training recurrent neural networks"),
+        2013,
+        {
+            "booktitle": ICML,
+            "eprint": "1211.5063",
+        },
+    ),
+    "kingma2015adam": Reference(
+        "inproceedings",
+        ("Kingma, Diederik P. and Ba, Jimmy"),
+        ("Adam: a method for stochastic optimization"),
+        2015,
+        {
+            "booktitle": ICLR,
+            "eprint": "1412.6980",
+        },
+    ),
+    "abadi2016deep": Reference(
+        "inproceedings",
+        (
+            r"Abadi, Mart{\'\i}n and Chu, Andy and Goodfellow, Ian and McMahan, H. Brendan "
+            r"and Mironov, Ilya and Talwar, Kunal and Zhang, Li"
+        ),
+        ("Deep learning with differential privacy"),
+        2016,
+        {
+            "booktitle": "ACM SIGSAC Conference on Computer and Communications Security",
+            "pages": "308--318",
+            "eprint": "1607.00133",
+        },
+    ),
+    "bernstein2018signsgd": Reference(
+        "inproceedings",
+        (
+            "Bernstein, Jeremy and Wang, Yu-Xiang and Azizzadenesheli, Kamyar and "
+            "Anandkumar, Animashree"
+        ),
+        ("{signSGD}: compressed optimisation for non-convex problems"),
+        2018,
+        {
+            "booktitle": ICML,
+            "eprint": "1802.04434",
+        },
+    ),
+    "loshchilov2019decoupled": Reference(
+        "inproceedings",
+        ("Loshchilov, Ilya and Hutter, Frank"),
+        ("Decoupled weight decay regularization"),
+        2019,
+        {
+            "booktitle": ICLR,
+            "eprint": "1711.05101",
+        },
+    ),
+    "ward2019adagrad": Reference(
+        "inproceedings",
+        (r"Ward, Rachel and Wu, Xiaoxia and Bottou, L{\'e}on"),
+        ("{AdaGrad} stepsizes: sharp convergence over nonconvex landscapes"),
+        2019,
+        {
+            "booktitle": ICML,
+            "eprint": "1806.01811",
+        },
+    ),
+    "cutkosky2020momentum": Reference(
+        "inproceedings",
+        ("Cutkosky, Ashok and Mehta, Harsh"),
+        ("Momentum improves normalized {SGD}"),
+        2020,
+        {
+            "booktitle": ICML,
+            "eprint": "2002.03305",
+        },
+    ),
+    "foret2021sharpness": Reference(
+        "inproceedings",
+        ("Foret, Pierre and Kleiner, Ariel and Mobahi, Hossein and Neyshabur, Behnam"),
+        ("Sharpness-aware minimization for efficiently improving generalization"),
+        2021,
+        {
+            "booktitle": ICLR,
+            "eprint": "2010.01412",
+        },
+    ),
+    "defazio2024road": Reference(
+        "inproceedings",
+        (
+            "Defazio, Aaron and Yang, Xingyu Alice and Mehta, Harsh and Mishchenko, "
+            "Konstantin and Khaled, Ahmed and Cutkosky, Ashok"
+        ),
+        ("The road less scheduled"),
+        2024,
+        {
+            "booktitle": NEURIPS,
+            "volume": "37",
+            "eprint": "2405.15682",
+        },
+    ),
+    "jordan2024muon": Reference(
+        "misc",
+        (
+            "Jordan, Keller and Jin, Yuchen and Boza, Vlado and You, Jiacheng and Cesista, "
+            "Franz and Newhouse, Laker and Bernstein, Jeremy"
+        ),
+        ("Muon: an optimizer for hidden layers in neural networks"),
+        2024,
+        {
+            "url": "https://kellerjordan.github.io/posts/muon/",
+        },
+    ),
+    "xiao2024exact": Reference(
+        "misc",
+        ("Xiao, Ke Liang and Marshall, Noah and Agarwala, Atish and Paquette, Elliot"),
+        (
+            "Exact risk curves of {signSGD} in high-dimensions: quantifying preconditioning "
+            "and noise-compression effects"
+        ),
+        2024,
+        {
+            "eprint": "2411.12135",
+        },
+    ),
+    "ferbach2025dimension": Reference(
+        "misc",
+        (
+            "Ferbach, Damien and Everett, Katie and Gidel, Gauthier and Paquette, Elliot "
+            "and Paquette, Courtney"
+        ),
+        ("Dimension-adapted momentum outscales {SGD}"),
+        2025,
+        {
+            "eprint": "2505.16098",
+        },
+    ),
+}
+
+# The ODE of overlaps, from its derivation to its proofs.
+_ODE = ("saad1995exact", "saad1995line", "biehl1995learning", "goldt2019dynamics")
+# Papers behind public names: solvers and questions, kinds of problems and algorithms, and updates.
+SOURCES: dict[str, tuple[str, ...]] = {
+    "solve_ode": _ODE,
+    "solve_sde": ("arnaboldi2023escaping", "benarous2022high"),
+    "solve_mean_field": ("mei2018mean", "arnaboldi2023unifying"),
+    "solve_dmft": ("mignacco2020dynamical", "mignacco2021stochasticity", "celentano2021high"),
+    "solve_linear": ("bordelon2022learning",),
+    "exit_time": ("arnaboldi2023escaping", "benarous2021online"),
+    "overlaps_of": ("saad1995line",),
+    "fixed_points": ("saad1995line",),
+    "hessian_spectrum": ("safran2018spurious",),
+    "regime": ("loureiro2023dimension", "veiga2022phase"),
+    "effective_dynamics": ("benarous2022high",),
+    "effective_scaling": ("benarous2022high",),
+    "information_exponent": ("benarous2021online",),
+    "generative_exponent": ("damian2024computational",),
+    "leap_complexity": ("abbe2023leap",),
+    "sample_complexity": ("benarous2021online", "damian2024computational"),
+    "forecast": ("luo2025multi", "tissue2024scaling"),
+    "scaling.RandomFeatures": ("maloney2022solvable", "paquette2024phases"),
+    "scaling.phase": ("paquette2024phases",),
+    "TeacherStudent": ("saad1995line", "goldt2019dynamics"),
+    "MultiIndex": ("benarous2022high", "collinswoodfin2023hitting"),
+    "GaussianMixture": ("benarous2022high",),
+    "SpikedTensor": ("benarous2022high",),
+    "SpikedTensor.risk": ("benarous2022high",),
+    "covariance": ("yoshida2019data", "collinswoodfin2023hitting"),
+    "models.positional_semantic": ("cui2024phase",),
+    "models.autoencoder": ("refinetti2022dynamics",),
+    "models.perceptron": ("kinouchi1992optimal", "biehl1992line", "anlauf1989adatron"),
+    "models.gan": ("wang2019solvable",),
+    "MultiPassSGD": ("mignacco2021stochasticity",),
+    "PersistentSGD": ("mignacco2021stochasticity",),
+    "updates.momentum": ("polyak1964some", "sutskever2013importance"),
+    "updates.nesterov": ("nesterov1983method", "sutskever2013importance"),
+    "updates.polyak": ("polyak1992acceleration", "ruppert1988efficient"),
+    "updates.schedule_free": ("defazio2024road",),
+    "updates.dana": ("ferbach2025dimension",),
+    "updates.clipped": ("pascanu2013difficulty", "abadi2016deep"),
+    "updates.normalised": ("nesterov1984minimization", "cutkosky2020momentum"),
+    "updates.reuse": ("dandi2024benefits",),
+    "updates.sam": ("foret2021sharpness",),
+    "updates.muon": ("jordan2024muon",),
+    "updates.adagrad_norm": ("ward2019adagrad",),
+    "updates.sign": ("bernstein2018signsgd", "xiao2024exact"),
+    "updates.adam": ("kingma2015adam", "loshchilov2019decoupled", "xiao2024exact"),
+    "updates.rmsprop": ("tieleman2012lecture",),
+    "updates.adagrad": ("duchi2011adaptive",),
+    "updates.weight_decay": ("loshchilov2019decoupled",),
+    "updates.gradient_noise": ("abadi2016deep",),
+    "papers.escaping_mediocrity": ("arnaboldi2023escaping",),
+    "papers.effective_dynamics": ("benarous2022high",),
+    "papers.rough_landscapes": ("mignacco2021stochasticity",),
+    "papers.quadratic_networks": ("bocchi2026escape",),
+    "papers.dimension_free": ("loureiro2023dimension",),
+}
+# Prefixes under which a record names models and updates.
+PREFIXES = ("", "models.", "updates.", "scaling.", "papers.")
+
+
+def references_of(name: str) -> tuple[str, ...]:
+    """Return the keys of the papers behind a public name; empty if there are none."""
+    for prefix in PREFIXES:
+        if prefix + name in SOURCES:
+            return SOURCES[prefix + name]
+    return ()
+
+
+def software_entry(version: str) -> str:
+    """Return the BibTeX entry of the library."""
+    return (
+        "@software{sgdynamics,\n"
+        "  author = {{The sgdynamics authors}},\n"
+        "  title = {sgdynamics: exact high-dimensional dynamics of {SGD}},\n"
+        f"  version = {{{version}}},\n"
+        "  year = {2026},\n"
+        "  license = {MIT}\n"
+        "}"
+    )
