@@ -125,7 +125,7 @@ def _line_shares(
         standard_error = jnp.std(correct, ddof=1) / np.sqrt(len(correct))
         return jnp.stack([jnp.mean(correct), standard_error])
 
-    clusters = structure.clusters
+    clusters = parameters["cluster_weights"].shape[-1]
     batch_size = states_per_batch(states, clusters * nodes.shape[0] * nodes.shape[1] * width)
     return jax.lax.map(
         lambda lane: map_first_states(partial(state_share, lane[0]), lane[1], count, batch_size),
