@@ -102,7 +102,7 @@ def test_late_times_that_take_long_are_announced(slow_steps, monkeypatch):
     monkeypatch.setattr(integrate, "MOST_STEPS", 2)
     monkeypatch.setattr(progress, "LONG", 1e-6)
     monkeypatch.setattr(integrate, "warn_if_long", lambda *_: None)
-    with pytest.warns(UserWarning, match="solve_ode: at least .* Jacobians of 5 overlaps"):
+    with pytest.warns(UserWarning, match="solve_ode: at least .* Jacobians of 7 overlaps"):
         solve()
 
 

@@ -111,9 +111,17 @@ class MeanEquations(ABC, Generic[S]):
 
     @abstractmethod
     def batch_risks(
-        self, requests: list[SolveRequest], states: list[Arrays], batch_size: int
+        self,
+        requests: list[SolveRequest],
+        states: list[Arrays],
+        batch_size: int,
+        *,
+        with_errors: bool = True,
     ) -> list[Risks]:
-        """Risks along the states of each request, with any axes before those of run and time."""
+        """Risks along the states of each request, with any axes before those of run and time.
+
+        Errors of series and grids cost more than the risks, and are left out where not needed.
+        """
 
     @abstractmethod
     def limit_attributes(self, dimension: int | None) -> dict[str, Any]:
@@ -220,7 +228,12 @@ class SolverDynamics(
         return {"dimension": dimension, "assumptions": f"{self.assumptions}, {limit}"}
 
     def batch_risks(
-        self, requests: list[SolveRequest], states: list[Arrays], batch_size: int
+        self,
+        requests: list[SolveRequest],
+        states: list[Arrays],
+        batch_size: int,
+        *,
+        with_errors: bool = True,
     ) -> list[Risks]:
         risks = []
         for request, state in zip(requests, states, strict=True):

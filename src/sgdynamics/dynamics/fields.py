@@ -242,7 +242,12 @@ class FieldDynamics(SolverDynamics[Start]):
         return 0.0
 
     def batch_risks(
-        self, requests: list[SolveRequest], states: list[Arrays], batch_size: int
+        self,
+        requests: list[SolveRequest],
+        states: list[Arrays],
+        batch_size: int,
+        *,
+        with_errors: bool = True,
     ) -> list[Risks]:
         quadrature = requests[0].quadrature
         assert quadrature is not None
@@ -252,7 +257,14 @@ class FieldDynamics(SolverDynamics[Start]):
             assert isinstance(dynamics, FieldDynamics)
             parameters.append(dynamics.parameters)
             arguments.append(dynamics._with_alpha(state, request.clock))
-        return compute_risks(self.structure, quadrature, parameters, arguments, size=batch_size)
+        return compute_risks(
+            self.structure,
+            quadrature,
+            parameters,
+            arguments,
+            size=batch_size,
+            with_errors=with_errors,
+        )
 
     def variable_scales(self, states: Arrays) -> Arrays:
         """sqrt(Q P) for M, which vanishes for signals that no row aligns with."""

@@ -244,10 +244,11 @@ def compute_risks(
     *,
     quick: bool = False,
     size: int = 1,
+    with_errors: bool = True,
 ) -> list[Risks]:
     """The risks of one or several problems of one structure, each at its own states.
 
-    `size` is the number of lanes of a program.
+    `size` is the number of lanes of a program. Without errors, those of series and grids are 0.
     """
     nodes = expectation_of(structure).risk_nodes(quadrature, quick=quick)
     lanes = stack_lanes(parameters, size)
@@ -259,9 +260,11 @@ def compute_risks(
     )
     values = [lane[position] for lane, position in zip(values, positions, strict=False)]
     errors = np.zeros((len(states), 1, 2))
-    if "plain" not in nodes:
+    if with_errors and "plain" not in nodes:
         # An error estimate costs more than the risk itself: it is made at a few states.
-        some = stack_lanes([_error_states(lane_states) for lane_states in flat], size)
+        most = max(len(lane_states["a"]) for lane_states in flat)
+        count = min(ERROR_STATES, power_of_two(most))
+        some = stack_lanes([_error_states(lane_states, count) for lane_states in flat], size)
         first = {name: value[0] for name, value in nodes.items()}
         errors = np.asarray(_errors(structure, quadrature, first, lanes, some))
     return [
@@ -328,11 +331,18 @@ def distinct_states(states: States) -> tuple[States, np.ndarray]:
     return distinct, new_positions[positions.reshape(-1)]
 
 
-def _error_states(states: States) -> States:
-    """The states at which errors are estimated: with the longest rows, and evenly spaced."""
+def _error_states(states: States, count: int) -> States:
+    """The states at which errors are estimated: with the longest rows, and evenly spaced.
+
+    All states, if there are at most `count`.
+    """
+    length = len(states["a"])
+    if length <= count:
+        indices = np.minimum(np.arange(count), length - 1)
+        return {name: value[indices] for name, value in states.items()}
     lengths = np.nan_to_num(np.einsum("sbii->s", states["Q"]))
-    longest = np.argsort(-lengths)[: ERROR_STATES // 4]
-    even = np.linspace(0, len(states["a"]) - 1, ERROR_STATES - len(longest)).astype(int)
+    longest = np.argsort(-lengths)[: count // 4]
+    even = np.linspace(0, length - 1, count - len(longest)).astype(int)
     return {name: value[[*longest, *even]] for name, value in states.items()}
 
 

@@ -172,7 +172,7 @@ def _integrator_error(accurate: list[tuple[_Trajectory, Risks]], batch_size: int
     states = [average_replicates(values) for values in displaced if values is not None]
     if len(states) < len(measured):
         states = _loose_states(requests, batch_size)
-    other_risks = requests[0].dynamics.batch_risks(requests, states, batch_size)
+    other_risks = requests[0].dynamics.batch_risks(requests, states, batch_size, with_errors=False)
     return max(
         largest_share(other.risk - risks.risk, risks.risk)
         for other, (_, risks) in zip(other_risks, measured, strict=True)
@@ -205,7 +205,7 @@ def _quadrature_errors(
     requests = [trajectory.request for trajectory, _ in accurate]
     states = [trajectory.solved.states for trajectory, _ in accurate]
     dynamics = requests[0].dynamics
-    replicate_risks = dynamics.batch_risks(requests, states, batch_size)
+    replicate_risks = dynamics.batch_risks(requests, states, batch_size, with_errors=False)
     errors = []
     for (trajectory, risks), replicates in zip(accurate, replicate_risks, strict=True):
         scales = dynamics.variable_scales(trajectory.states)
