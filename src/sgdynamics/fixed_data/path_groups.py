@@ -12,6 +12,7 @@ import numpy as np
 
 from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.base.arrays import Numeric, Parameters
+from sgdynamics.base.code_generator import QuicklyCompiled
 from sgdynamics.fixed_data import conditioning
 from sgdynamics.fixed_data.bounded_memory import Memory, discard_directions
 from sgdynamics.fixed_data.path_state import (
@@ -129,7 +130,7 @@ def next_capacity(capacity: int, largest: int) -> int:
     return min(2 * power if doubles else power + power // 2, largest)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+@partial(QuicklyCompiled, static_argnums=(0, 1, 2, 3, 4))
 def initial_paths(
     setup: Setup,
     capacity: int,
@@ -154,7 +155,7 @@ def initial_paths(
     return jax.vmap(initial_set)(draws, direction_uniforms, counters)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(QuicklyCompiled, static_argnums=0)
 def observe_paths(setup: Setup, parameters: Parameters, paths: Paths) -> dict[str, Numeric]:
     """Overlaps and mean losses of sets of paths (leading axis)."""
     return jax.vmap(partial(observe, setup, parameters))(paths)

@@ -36,6 +36,7 @@ from jaxtyping import Bool, Float, Int
 from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import next_selection
 from sgdynamics.base.arrays import IntScalar, Numeric, PyTree
+from sgdynamics.base.code_generator import QuicklyCompiled
 from sgdynamics.base.random import normals_at, uniforms_at
 from sgdynamics.fixed_data.path_pass import ChunkInputs, has_few_rows, pass_over_paths
 from sgdynamics.fixed_data.path_state import (
@@ -202,7 +203,7 @@ def over_sets(function: Callable[..., Result], sets: int) -> Callable[..., Resul
     return single
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
+@partial(QuicklyCompiled, static_argnums=0, donate_argnums=2)
 def advance_paths(
     setup: Setup,
     step: StepParameters,
