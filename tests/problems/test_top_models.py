@@ -85,10 +85,13 @@ def test_lora_learning_curve():
     start = sgd.start(problem, M=[[0.05, -0.1, 0.3]], Q=[[1.0]], top={"B": [[0.3], [0.1]]})
     with full_optimisation():
         result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), start, times=[0, 10.0])
-    np.testing.assert_allclose(result.risk[0], [0.06710072, 0.04491619], atol=2e-6)
+    # four fields and the label noise are sampled: the result states its error
+    relative = result.attrs["error_quadrature"]
+    assert relative < 3e-3
+    np.testing.assert_allclose(result.risk[0], [0.06710072, 0.04491619], rtol=3e-3)
     final = result.isel(run=0, time=-1)
-    np.testing.assert_allclose(final.M[0, 2], 0.60844514, atol=2e-5)
-    np.testing.assert_allclose(final["top.B"][:, 0], [0.29688382, -0.03593961], atol=2e-5)
+    np.testing.assert_allclose(final.M[0, 2], 0.60844514, atol=3e-3)
+    np.testing.assert_allclose(final["top.B"][:, 0], [0.29688382, -0.03593961], atol=3e-3)
 
 
 @pytest.mark.slow
@@ -110,7 +113,7 @@ def test_rms_norm_doubles_its_points():
         result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.4), start, times=[0, 10.0])
     np.testing.assert_allclose(result.risk[0], [0.63906985, 0.35518532], atol=1e-6)
     final = result.isel(run=0, time=-1)
-    np.testing.assert_allclose(final["top.gain"], [0.74233062, -0.55045987], atol=1e-6)
+    np.testing.assert_allclose(final["top.gain"], [0.74233062, -0.55045987], atol=1e-7)
 
 
 def test_mlp_is_the_network_it_states():
