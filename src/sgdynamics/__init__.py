@@ -114,6 +114,7 @@ if TYPE_CHECKING:
     from sgdynamics.statics.bayes import bayes_optimal as bayes_optimal
     from sgdynamics.statics.erm import erm as erm
     from sgdynamics.statics.erm import max_margin as max_margin
+    from sgdynamics.statics.samples_needed import samples_needed as samples_needed
     from sgdynamics.statics.weak_recovery import WeakRecovery as WeakRecovery
     from sgdynamics.statics.weak_recovery import weak_recovery as weak_recovery
     from sgdynamics.sweeps.power_law_fit import PowerLawFit as PowerLawFit
@@ -210,6 +211,7 @@ _PACKAGE_OF = {
     "random_start": "sgdynamics.problems.starts",
     "regime": "sgdynamics.analysis.regimes",
     "sample_complexity": "sgdynamics.analysis.sample_complexity",
+    "samples_needed": "sgdynamics.statics.samples_needed",
     "save": "sgdynamics.results.storage",
     "scaling": "sgdynamics",
     "schedules": "sgdynamics.algorithms",

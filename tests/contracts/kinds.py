@@ -129,4 +129,6 @@ def start_of(kind: str, problem: Any, question: str = "simulate") -> Any:
         return sgd.start(problem, m=0.5, r2=1.0)
     if kind == "top":
         return sgd.start(problem, M=[[0.4]], Q=[[1.0]], top={"a": [1.0, 0.1]})
+    if kind == "message passing":  # M = Q in the limit
+        return sgd.start(problem, M=[[0.4]], Q=[[0.4]])
     return sgd.start(problem, M=[[0.4]], Q=[[1.0]])

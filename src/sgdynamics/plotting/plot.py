@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # Matplotlib is imported by the functions that draw.
     from matplotlib.figure import Figure
 
     from sgdynamics.analysis.regimes import Regime
+    from sgdynamics.problems.problem import Problem
 
 
 def risk(
@@ -30,6 +31,7 @@ def risk(
     train: bool = False,
     log: bool = True,
     label: str | None = None,
+    floor: bool | Problem = False,
 ) -> tuple[Figure, Axes]:
     """Draw the risk against time.
 
@@ -54,6 +56,9 @@ def risk(
         Whether the vertical axis is logarithmic.
     label : str, optional
         Label in the legend. Defaults to the method, the dimension and the number of runs.
+    floor : bool or Problem, default False
+        Whether to draw the Bayes-optimal risk of ``sgd.bayes_optimal`` on as many samples. Give the
+        problem if it contains functions of yours, which results do not store.
 
     Returns
     -------
@@ -65,7 +70,7 @@ def risk(
     Raises
     ------
     ValueError
-        If the result lacks the requested variable or unit of time.
+        If the result lacks the requested variable or unit of time, or the floor is not defined.
 
     Examples
     --------
@@ -87,6 +92,11 @@ def risk(
     checks.result("result", result, name)
     fig, ax = curves.figure_and_axis(ax)
     set_time_axis(ax, result, clock)
+    if floor is not False:
+        # imports JAX, which pictures do not need otherwise
+        from sgdynamics.plotting.floor import draw_floor
+
+        draw_floor(ax, result, floor, clock, name)
     curves.draw_curves(
         ax,
         np.asarray(result[clock]),

@@ -171,7 +171,8 @@ class _Search:
         if excess(lowest) > 0:
             return np.inf
         end = -float(optimize.brentq(excess, lowest, -1e-9, xtol=1e-12))
-        if channel.information(1e-9 * rho).J < 1e-7 / rho:
+        first = channel.information(1e-9 * rho).J
+        if first < 1e-7 / rho:
             return np.inf  # zero weights are a fixed point
         nodes, weights = gauss_legendre(INTEGRATION_NODES)
         s = end * nodes
