@@ -302,6 +302,20 @@ CALLS = {
         },
     ),
     "SpikedTensor": (sgd.SpikedTensor, {"order": 2, "snr": 1.2, "ridge": 0.0}),
+    "DeepLinear": (
+        sgd.DeepLinear,
+        {
+            "depth": 3,
+            "width_per_dimension": 1.0,
+            "gamma0": 1.0,
+            "parametrisation": "mup",
+            "start_scale": 1.0,
+            "noise": 0.1,
+            "weight_decay": 0.1,
+            "covariance": [(1.0, 0.5), (2.0, 0.5)],
+            "teacher": [0.6, 0.8],
+        },
+    ),
     "Start": (
         sgd.Start,
         {

@@ -10,6 +10,8 @@ import pytest
 from scipy import integrate
 
 import sgdynamics as sgd
+from sgdynamics.cli import problem_files
+from sgdynamics.results.records import problem_from
 from tests.conftest import Z, same_law
 
 STEPS = [10, 20, 40]
@@ -281,9 +283,18 @@ def test_a_rate_beyond_the_edge_of_stability_warns():
     assert abs(twice(limit.excess_risk)[0] - 0.2334) < 1e-4
 
 
-def test_records_and_sweeps():
-    rebuilt = sgd.problem_of(solve(BLOCKS.replace(weight_decay=0.0), DESCENT, steps=[0]))
-    assert rebuilt.describe() == BLOCKS.replace(weight_decay=0.0).describe()
+def test_records_and_sweeps(tmp_path):
+    result = solve(PROBLEM, DESCENT, steps=[0, 40])
+    assert sgd.problem_of(result) == PROBLEM
+    assert problem_from(BLOCKS.describe()) == BLOCKS
+    with pytest.raises(ValueError, match="weights of a deep linear network"):
+        sgd.start_from(result)
+    # A stored result states the problem file that reproduces it.
+    sgd.save(result, tmp_path / "deep.nc")
+    plan = problem_files.plan(problem_files.read(tmp_path / "deep.nc"))
+    assert plan.start is None
+    again = problem_files.solve(plan, "dmft", progress=False)
+    assert np.array_equal(again.excess_risk, result.excess_risk)
     grid = sgd.sweep(
         "solve_dmft",
         problem=PROBLEM,

@@ -80,7 +80,7 @@ class RunPlan:
     record: dict[str, Any]
     problem: Problem | SpikedTensor
     algorithm: OnePassSGD | FixedData
-    start: Start | MeanFieldStart | SpikedStart | dict[str, Any]
+    start: Start | MeanFieldStart | SpikedStart | dict[str, Any] | None
     save_points: dict[str, Any]
     calls: dict[str, dict[str, Any]]
 
@@ -168,12 +168,16 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
         raise ValueError(
             f"a result of {entry.public_name} does not record its start. Use a problem file."
         )
-    first = start_from(result, 0)
     problem, algorithm = (
         decode(f"the result's attribute {key}", result.attrs.get(key))
         for key in ("problem", "algorithm")
     )
-    if "r2" in result:
+    # A deep linear network starts from its random weights.
+    has_start = problem.get("kind") != "DeepLinear"
+    first = start_from(result, 0) if has_start else None
+    if not has_start:
+        overlaps = {}
+    elif "r2" in result:
         overlaps = {"m": first.m, "r2": first.r2}  # type: ignore[union-attr]
     elif "q" in result:
         overlaps = {key: result[key].values[:, 0] for key in ("M", "q", "a")}
@@ -197,12 +201,11 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
     }
     if "higher_order" in run[name]:
         run[name]["higher_order"] = bool(run[name]["higher_order"])
-    return {
-        "problem": problem,
-        "algorithm": algorithm,
-        "start": {"kind": "overlaps", **jax.tree.map(np.ndarray.tolist, overlaps)},
-        "run": run,
-    }
+    statement = {"problem": problem, "algorithm": algorithm, "run": run}
+    if has_start:
+        start = {"kind": "overlaps", **jax.tree.map(np.ndarray.tolist, overlaps)}
+        statement["start"] = start
+    return statement
 
 
 def _overlaps_of(first: Start, has_blocks: bool, on_sphere: bool) -> dict[str, Any]:
@@ -454,7 +457,7 @@ def cited_subjects(record: Mapping[str, Any]) -> list[Any]:
 
 def _start(
     problem: Problem | SpikedTensor, record: Mapping[str, Any], table: Mapping[str, Any]
-) -> Start | MeanFieldStart | SpikedStart | dict[str, Any]:
+) -> Start | MeanFieldStart | SpikedStart | dict[str, Any] | None:
     return start_of(problem, record.get("start", {}), dimension=_dimension(record, table))
 
 

@@ -109,7 +109,16 @@ class DeepLinear:
         if covariance.spectrum is not None and covariance.spectrum.infinite:
             fix = "the width is proportional to the dimension. Use a spectrum of finite dimension."
             raise checks.reject("covariance", self.covariance, fix)
-        object.__setattr__(self, "_norms", _teacher_norms(self.teacher, covariance))
+        norms = _teacher_norms(self.teacher, covariance)
+        object.__setattr__(self, "_norms", norms)
+        # Plain immutable values, so that problems compare equal.
+        if covariance.spectrum is not None:
+            object.__setattr__(self, "covariance", covariance.spectrum)
+        elif self.covariance is not None:
+            columns = (covariance.eigenvalues.tolist(), covariance.fractions.tolist())
+            object.__setattr__(self, "covariance", tuple(zip(*columns, strict=True)))
+        if self.teacher is not None:
+            object.__setattr__(self, "teacher", tuple(norms.tolist()))
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -198,14 +207,12 @@ class DeepLinear:
         dict
             "kind" and the arguments.
         """
-        parameters, spectrum = self.parameters, self.spectrum
-        covariance: Any = None
-        if spectrum is not None:
-            covariance = spectrum.describe()
-        elif self.covariance is not None:
-            pairs = zip(parameters["eigenvalues"], parameters["fractions"], strict=True)
-            covariance = [[float(eigenvalue), float(fraction)] for eigenvalue, fraction in pairs]
-        teacher = None if self.teacher is None else parameters["teacher"].tolist()
+        covariance: Any = self.covariance
+        if self.spectrum is not None:
+            covariance = self.spectrum.describe()
+        elif covariance is not None:
+            covariance = [list(pair) for pair in covariance]
+        teacher = None if self.teacher is None else list(self.teacher)
         return {
             "kind": self.kind,
             "depth": self.depth,

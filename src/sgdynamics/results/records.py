@@ -152,13 +152,18 @@ def own_makers(record: object) -> dict[str, Any]:
 
 def start_of(
     problem: Problem | SpikedTensor, record: Mapping[str, Any], dimension: int | None = None
-) -> Start | MeanFieldStart | SpikedStart | dict[str, Any]:
-    """The start that a record states.
+) -> Start | MeanFieldStart | SpikedStart | dict[str, Any] | None:
+    """The start that a record states; None for a problem that defines its own.
 
     It is {"kind": "random", "seed": 0, ...} or overlaps {"M": ..., "Q": ...}. A random start is
     drawn at `dimension`, unless its record or the spectrum of the problem has another one.
     """
     values = _plain_record("start", record)
+    if "deep linear" in problem.kinds:
+        if values:
+            fix = "a deep linear network starts from its random weights. Omit the start."
+            raise checks.reject("start", values, fix)
+        return None
     if "own dynamics" in problem.kinds:
         return values  # its variables, which it checks itself
     kind = values.pop("kind", "random" if not {"M", "m"} & set(values) else "overlaps")

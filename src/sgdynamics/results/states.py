@@ -52,6 +52,9 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
     """
     checks.result("result", result, "time", "run", "t")
     require_runs(result)
+    if "squared_norm" in result:
+        fix = "the weights of a deep linear network are not recorded. Solve again with more steps."
+        raise checks.reject("result", "of a DeepLinear", fix)
     point = result.isel(time=_find_save_point(result, time))
     kind, values = _read_states(point, ("run",))
     finite = [np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in values.values()]
