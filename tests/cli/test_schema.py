@@ -44,7 +44,7 @@ def test_examples_are_valid_and_misspelled_keys_are_not(file):
 
 
 def test_records_of_problems_and_algorithms_are_valid():
-    """What `describe` writes is what a file may contain."""
+    """A file may contain what `describe` writes."""
     checked = 0
     for kind in ("fields", "mixture", "dropout", "other inputs", "spiked tensor"):
         problem = kinds.PROBLEMS[kind]()

@@ -293,8 +293,8 @@ def test_records_and_sweeps(tmp_path):
     sgd.save(result, tmp_path / "deep.nc")
     plan = problem_files.plan(problem_files.read(tmp_path / "deep.nc"))
     assert plan.start is None
-    again = problem_files.solve(plan, "dmft", progress=False)
-    assert np.array_equal(again.excess_risk, result.excess_risk)
+    repeated = problem_files.solve(plan, "dmft", progress=False)
+    assert np.array_equal(repeated.excess_risk, result.excess_risk)
     grid = sgd.sweep(
         "solve_dmft",
         problem=PROBLEM,

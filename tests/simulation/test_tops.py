@@ -8,7 +8,7 @@ from scipy.special import erf
 
 import sgdynamics as sgd
 from tests.conftest import Z
-from tests.problems.trained_tops import NOISE, biased, bias_start, tasks
+from tests.problems.trained_tops import NOISE, bias_problem, bias_start, tasks
 
 LR, DIMENSION, STEPS, RATES = 0.8, 60, 150, {"a": 1.0, "b": 2.0}
 DECAY = {"rows": 0.05, "a": 0.1}

@@ -66,12 +66,12 @@ class OutlierEquations(ErmEquations):
     """Noise of variance 0.1, and of variance 25 with probability 0.1."""
 
     def nodes(self, state):
-        parts = []
+        components = []
         for weight, noise in ((0.9, 0.1), (0.1, 25.0)):
             data = linear_data(linear(noise), LOSSES["huber"])
             nodes = replace(self, data=data).gaussian_nodes(state)
-            parts.append(nodes._replace(weights=weight * nodes.weights))
-        return FieldNodes(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+            components.append(nodes._replace(weights=weight * nodes.weights))
+        return FieldNodes(*(np.concatenate(column) for column in zip(*components, strict=True)))
 
     def gaussian_nodes(self, state):
         return ErmEquations.nodes(self, state)

@@ -249,7 +249,7 @@ def _run_schema() -> Schema:
 
 
 def _call_schema(
-    function: Callable[..., Any], excluded: tuple[str, ...], more: dict[str, Schema]
+    function: Callable[..., Any], excluded: tuple[str, ...], extra: dict[str, Schema]
 ) -> Schema:
     """A table with the keyword arguments of a function."""
     texts = descriptions(function)
@@ -261,7 +261,7 @@ def _call_schema(
     return {
         "type": "object",
         "additionalProperties": False,
-        "properties": {**properties, **more},
+        "properties": {**properties, **extra},
     }
 
 
