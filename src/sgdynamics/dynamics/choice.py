@@ -28,10 +28,10 @@ def dynamics_of(
     Raises ValueError if the solver does not support this combination.
     """
     require(solver, problem, algorithm)
+    on_data = isinstance(algorithm, FixedData)
     if isinstance(problem, DeepLinear):
-        on_data = isinstance(algorithm, FixedData)
         return (DeepDataDynamics if on_data else DeepLinearDynamics)(problem, algorithm)
-    if isinstance(algorithm, FixedData) and "fields" in problem.kinds:
+    if on_data and "fields" in problem.kinds:
         kind: type[FixedDataDynamics] = FixedDataDynamics
         if "epochs" in algorithm.kinds:
             kind = EpochDynamics

@@ -11,6 +11,7 @@ from sgdynamics.base.equations import Section, join_terms
 from sgdynamics.problems.equations import Symbols, has_decay, symbols_of
 from sgdynamics.problems.losses import ContextLoss
 from sgdynamics.problems.problem import Problem
+from sgdynamics.samples import input_covariance
 
 
 def mean(argument: str) -> str:
@@ -104,7 +105,7 @@ def noise_factor(problem: Problem) -> str:
         eigenvalue = "l_{c b} " if several else "l_c "
     elif "snr" in problem._parameters:
         eigenvalue = r"\frac{1}{\mathrm{snr}} "
-    elif not several and float(problem.parameters["eigenvalues"][0]) != 1.0:
+    elif not several and float(input_covariance.eigenvalues(problem.parameters)[0]) != 1.0:
         eigenvalue = "l "
     if structure.sample.noisy_inputs:
         eigenvalue = rf"\left({eigenvalue.strip() or '1'} + \nu\right) "
