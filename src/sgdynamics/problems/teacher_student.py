@@ -25,7 +25,7 @@ from sgdynamics.base.user_functions import function_identity, validate_function
 from sgdynamics.problems.activations import ActivationLike, student_activation
 from sgdynamics.problems.activations import activation as find_activation
 from sgdynamics.problems.label_laws import BinaryProbabilities, LabelLaw, label_law, sign_changes
-from sgdynamics.problems.likelihoods import AdditiveLaw, Likelihood, OutcomeLaw, planes_from
+from sgdynamics.problems.likelihoods import AdditiveLaw, Likelihood, OutcomeLaw, kinks_fix, planes_from
 from sgdynamics.problems.losses import (
     LOSSES,
     MOST_CUTS,
@@ -514,12 +514,8 @@ def _target_zeros(target: Function) -> tuple[float, ...]:
 
 def _planes(value: object, directions: int) -> tuple[Plane, ...]:
     """Return the kinks of a target as distinct planes (normal, level), with unit normals."""
-    fix = (
-        f"give numbers (planes z_r = number) or pairs (normal of {directions} numbers, level), "
-        "such as [0.0] or [((1, -1), 0.0)]"
-    )
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise checks.reject("kinks", value, fix)
+        raise checks.reject("kinks", value, kinks_fix(directions))
     planes = planes_from(tuple(value), directions)
     spanned = _spanned_dimensions(planes)
     if planes and directions in MOST_CUTS and not cuts_possible(directions, len(planes), spanned):
