@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from sgdynamics.problems.activations import polynomial as polynomial
     from sgdynamics.problems.contexts import contexts as contexts
     from sgdynamics.problems.deep_linear import DeepLinear as DeepLinear
+    from sgdynamics.problems.from_network import from_network as from_network
     from sgdynamics.problems.mixture import GaussianMixture as GaussianMixture
     from sgdynamics.problems.moves import Move as Move
     from sgdynamics.problems.network_overlaps import overlaps_of as overlaps_of
@@ -181,6 +182,7 @@ _PACKAGE_OF = {
     "fit_exponent": "sgdynamics.sweeps.power_law_fit",
     "fixed_points": "sgdynamics.analysis.fixed_points",
     "forecast": "sgdynamics.scaling.forecast",
+    "from_network": "sgdynamics.problems.from_network",
     "from_torch": "sgdynamics.algorithms.from_torch",
     "from_training": "sgdynamics.algorithms.from_training",
     "functional": "sgdynamics.solvers",

@@ -97,6 +97,10 @@ def plain_step(state, gradient, lr, D, number, factor):
     return {"weights": -factor * lr / D * gradient(state["weights"])}
 
 
+def jax_network(parameters, x):
+    return parameters["u"] @ jnp.tanh(parameters["W"] @ x)
+
+
 # Stands for an instance of PyTorch's SGD, which from_torch recognises by its class name.
 TORCH_SGD = type("SGD", (), {"param_groups": ({"lr": 0.1, "momentum": 0.9},)})()
 
@@ -444,6 +448,14 @@ CALLS = {
         },
     ),
     "start_from": (sgd.start_from, {"result": result(), "time": -1}),
+    "from_network": (
+        sgd.from_network,
+        {
+            **{"network": jax_network, "parameters": {"W": ROWS, "u": np.ones(len(ROWS))}},
+            **{"teacher": ROWS[:1], "target": jnp.sum, "loss": "squared", "noise": 0.0},
+            **{"weight_decay": 0.0, "input_scale": 1.0},
+        },
+    ),
     "overlaps_of": (
         sgd.overlaps_of,
         {

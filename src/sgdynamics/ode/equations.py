@@ -162,6 +162,8 @@ def _head_lines(problem: Problem) -> list[str]:
     structure = problem.structure
     if not structure.trained:
         return []
+    if structure.top is not None:
+        return _top_lines(problem)
     context, weight = ("", "") if structure.heads == 1 else ("^{(c)}", "w_c ")
     gradient = (
         mean("g")
@@ -175,6 +177,14 @@ def _head_lines(problem: Problem) -> list[str]:
     if decay:
         inner = rf"\left({inner}\right)"
     return [rf"\frac{{da{context}}}{{dt}} = -\mathrm{{head\_rate}} \, {inner}"]
+
+
+def _top_lines(problem: Problem) -> list[str]:
+    """Return dtheta/dt of a network on top of the rows, leaf by leaf."""
+    gradient = mean(r"\frac{\partial \ell}{\partial \theta_j}")
+    decay = r" + \mathrm{al}_j \theta_j" if has_decay(problem) else ""
+    inner = rf"\left({gradient}{decay}\right)" if decay else gradient
+    return [rf"\frac{{d\theta_j}}{{dt}} = -\mathrm{{head\_rate}}_j \, {inner}"]
 
 
 # Updates

@@ -317,6 +317,14 @@ class StatedLikelihood:
         return {**function_identity(self.function), **number}
 
 
+def kinks_fix(directions: int) -> str:
+    """Return what to give as kinks, for messages."""
+    return (
+        f"give numbers (planes z_r = number) or pairs (normal of {directions} numbers, level), "
+        "such as [0.0] or [((1, -1), 0.0)]"
+    )
+
+
 def planes_from(kinks: tuple[Any, ...], directions: int) -> tuple[Plane, ...]:
     """Return kinks as planes with unit normals; a number is a plane on each axis."""
     planes: dict[Plane, None] = {}
@@ -325,7 +333,7 @@ def planes_from(kinks: tuple[Any, ...], directions: int) -> tuple[Plane, ...]:
             level = checks.number("kinks", kink)
             planes |= {(tuple(normal), level): None for normal in np.eye(directions).tolist()}
             continue
-        fix = f"give numbers, or pairs (normal of {directions} numbers, level)"
+        fix = kinks_fix(directions)
         try:
             normal, level = kink
             normal = checks.array("kinks normal", normal, (directions,), "one number per direction")
