@@ -7,6 +7,9 @@ its numbers at most by rounding.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -23,12 +26,28 @@ from sgdynamics.simulation.running import (
     Simulator,
 )
 
+_LIMIT: ContextVar[list[jax.Device] | None] = ContextVar("devices", default=None)
+
+
+@contextmanager
+def limited_devices(devices: list[jax.Device]) -> Iterator[None]:
+    """Compute on these devices inside of this context, wherever a call does not set `devices`."""
+    if devices == jax.local_devices():
+        yield
+        return
+    token = _LIMIT.set(devices)
+    try:
+        with jax.default_device(devices[0]):
+            yield
+    finally:
+        _LIMIT.reset(token)
+
 
 def choose_devices(devices: int | None) -> list[jax.Device]:
     """Validate the argument `devices`: the first local devices, by default all of them."""
     available = jax.local_devices()
     if devices is None:
-        return available
+        return _LIMIT.get() or available
     count = checks.integer("devices", devices, 1)
     if count > len(available):
         fix = f"this process has {len(available)} ({available[0].platform}). Use at most that many."

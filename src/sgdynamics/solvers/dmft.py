@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
+import jax
 import numpy as np
 import xarray as xr
 
@@ -36,6 +37,7 @@ from sgdynamics.fixed_data.response_sweep import (
 from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
+from sgdynamics.simulation.devices import choose_devices
 from sgdynamics.solvers.call import SolverCall, validate_call
 from sgdynamics.solvers.deep_linear import solve_limit
 from sgdynamics.solvers.dmft_cells import States, cell_levels
@@ -72,6 +74,7 @@ def solve_dmft(
     progress: bool | None = None,
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
+    devices: int | None = None,
 ) -> xr.Dataset:
     """Overlaps, training and population risk of a fixed-data algorithm at d -> infinity.
 
@@ -121,6 +124,9 @@ def solve_dmft(
     evaluate : dict, optional
         Other problems by name, as in ``solve_ode``. Their risks are the variable
         ``evaluated_risk``.
+    devices : int, optional
+        Number of local devices among which the replicates are divided; defaults to all of them. The
+        numbers do not depend on it, to rounding.
 
     Returns
     -------
@@ -192,6 +198,7 @@ def solve_dmft(
     ((1, 2), True)
     """
     require("solve_dmft", problem, algorithm)
+    used_devices = choose_devices(devices)
     if isinstance(problem, DeepLinear):
         _require_defaults(paths, replicates, two_time, method)
         return solve_limit(
@@ -264,7 +271,9 @@ def solve_dmft(
             for count, ratio in zip(cell_counts, refinements, strict=True)
         ]
     sampling = Sampling(_paths_per_replicate(paths, replicates), replicates, call.seed)
-    request = _Request(problem, call, sampling, two_time, method, algorithms, refinements)
+    request = _Request(
+        problem, call, sampling, two_time, method, algorithms, refinements, used_devices
+    )
     if _uses_response_form(request, algorithm, paths):
         try:
             return _solve_form(request, ResponseSweep)
@@ -300,6 +309,7 @@ class _Request:
     method: DMFT
     algorithms: Sequence[FixedData]  # one per level of cells
     refinements: list[int]  # steps of each level per step of the first
+    devices: list[jax.Device]
 
     @property
     def steps(self) -> int:
@@ -385,6 +395,7 @@ def _make_sweeps(request: _Request, form: type[Sweep], reduction: int) -> list[S
     ]
     for sweep in sweeps:
         sweep.train_losses = request.call.observables.losses()
+        sweep.devices = request.devices
     return sweeps
 
 
