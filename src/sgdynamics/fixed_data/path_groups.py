@@ -71,7 +71,8 @@ class PathGroup:
     perturbed_slot: int | None = None  # first perturbed direction, in a perturbed copy
     number: int = 0  # the present step
     last_good: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    bin_widths: list[int] = field(default_factory=list)  # steps per bin, where memory is bounded
+    bin_widths: list[int] = field(default_factory=list)  # passes per bin, where memory is bounded
+    answered: int = 0  # passes of an unfinished step
 
     @property
     def capacity(self) -> int:
@@ -91,7 +92,9 @@ class PathGroup:
         memory: Memory | None,
     ) -> None:
         """Advance to step `end`, or until the basis is full and nothing is discarded."""
-        self.last_good = np.full(self.sets, self.number, dtype=np.int64)
+        passes = setup.passes
+        done = passes * self.number + self.answered
+        last_good: Any = np.full(self.sets, done, dtype=np.int64)
         while True:
             self.paths, self.slots, number, last_good = advance_paths(
                 setup,
@@ -99,11 +102,13 @@ class PathGroup:
                 self.paths,
                 self.slots,
                 visits,
-                np.int64(self.number),
-                self.last_good,
-                np.int64(end),
+                np.int64(done),
+                last_good,
+                np.int64(passes * end),
             )
-            self.number, self.last_good = int(number), np.asarray(last_good)
+            done = int(number)
+            self.number, self.answered = divmod(done, passes)
+            self.last_good = np.asarray(last_good) // passes
             if self.number >= end:
                 return
             # A group stops early if A is full, or if the history of gradients is.
