@@ -11,6 +11,7 @@ from scipy.special import psi
 import sgdynamics as sgd
 from sgdynamics import updates as U
 from sgdynamics.papers.optimisers import least_squares
+from sgdynamics.results.records import algorithm_from
 from tests.conftest import Z
 
 # Closed values of heavy ball and Nesterov at beta 0.8 from M 0.2, Q 0.5: alpha, lr, and for the
@@ -49,7 +50,7 @@ OTHERS = {
 }
 
 
-def closed(update, alpha, lr, noise, **options):
+def closed_means(update, alpha, lr, noise, **options):
     algorithm = sgd.GradientDescent(lr, alpha, update=update, **options)
     means = least_squares(algorithm, [5, 20], M=0.2, Q=0.5, noise=noise)
     return np.stack([means.risk, means.train_risk], axis=1).ravel()
@@ -66,16 +67,16 @@ def closed(update, alpha, lr, noise, **options):
 )
 def test_closed_least_squares_values(update, cases, noise):
     for alpha, lr, expected in cases:
-        assert np.allclose(closed(update, alpha, lr, noise), expected, rtol=0, atol=1e-8)
+        assert np.allclose(closed_means(update, alpha, lr, noise), expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_closed_values_of_other_updates(name):
     update, expected = OTHERS[name]
-    assert np.allclose(closed(update, 2.0, 0.4, 0.25), expected, rtol=0, atol=1e-8)
+    assert np.allclose(closed_means(update, 2.0, 0.4, 0.25), expected, rtol=0, atol=1e-8)
 
 
-def scheduled(lr, rate, factor=lambda number: number / (number + 3)):
+def make_schedules(lr, rate, factor=lambda number: number / (number + 3)):
     """lr/(1 + rate k) and the beta of step k as functions of t, the sum of the steps."""
     number = np.arange(64)
     t = lr / rate * (psi(number + 1 / rate) - psi(1 / rate))
@@ -87,9 +88,9 @@ def scheduled(lr, rate, factor=lambda number: number / (number + 3)):
 
 
 def test_closed_values_of_schedules():
-    lr, beta = scheduled(0.4, 0.05)
+    lr, beta = make_schedules(0.4, 0.05)
     expected = (0.230130508, 0.077416364, 0.254677623, 0.062725153)
-    assert np.allclose(closed(U.momentum(beta), 2.0, lr, 0.25), expected, rtol=0, atol=1e-8)
+    assert np.allclose(closed_means(U.momentum(beta), 2.0, lr, 0.25), expected, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("update", [U.sam(0.1), U.clipped(1.0), U.inertia(0.5, 0.1)])
@@ -106,8 +107,8 @@ LINEAR_START = sgd.start(LINEAR, M=[[0.2]], Q=[[0.5]])
 
 def values(result):
     """M, Q and train risk (run, ...)."""
-    parts = (result[name].values for name in ("M", "Q", "train_risk"))
-    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
+    arrays = (result[name].values for name in ("M", "Q", "train_risk"))
+    return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
 
 
 def assert_same_law(problem, algorithm, start, steps, runs, dimension=40):
@@ -159,11 +160,11 @@ def test_exact_law_is_that_of_direct_runs(problem, start, algorithm):
 def assert_close_to(result, expected, errors):
     """M, Q and train risk of the first entries, within the joint errors."""
     names = ("M", "Q", "train_risk")
-    found = np.array([result[name].values[0].reshape(len(result.t), -1)[:, 0] for name in names])
+    limits = np.array([result[name].values[0].reshape(len(result.t), -1)[:, 0] for name in names])
     own = [result[f"{name}_standard_error"].values[0] for name in names]
     own = np.array([error.reshape(len(result.t), -1)[:, 0] for error in own])
-    z = (found - expected) / np.hypot(own, errors)
-    assert np.all(np.abs(z) < Z), (found, z)
+    z = (limits - expected) / np.hypot(own, errors)
+    assert np.all(np.abs(z) < Z), (limits, z)
     # The errors are small enough for a comparison.
     assert np.all(own <= 0.05 * np.abs(expected)), own
 
@@ -178,7 +179,7 @@ def test_limit_of_momentum_has_the_closed_means():
 
 PHASE = sgd.TeacherStudent(width=1, teacher_width=1, activation="square")
 PHASE_START = sgd.start(PHASE, M=[[0.5]], Q=[[1.0]])
-LR, BETA = scheduled(1.0, 0.05)
+LR, BETA = make_schedules(1.0, 0.05)
 # Conditioning of the formula file at 8190 paths: M, Q and train at two steps, with their errors.
 NETWORKS = {
     "heavy ball": (
@@ -309,6 +310,5 @@ def test_updates_that_do_not_suit_are_rejected(algorithm, match):
 
 def test_an_update_is_stored_with_its_algorithm():
     algorithm = sgd.MultiPassSGD(0.1, 2.0, update=U.weight_decay(0.1, of=U.momentum(0.5)))
-    result = sgd.simulate(LINEAR, algorithm, LINEAR_START, steps=[1], dimension=20)
-    again = sgd.algorithm_from(result) if hasattr(sgd, "algorithm_from") else algorithm
-    assert again.describe() == algorithm.describe()
+    assert algorithm_from(algorithm.describe()).describe() == algorithm.describe()
+    assert "update" not in sgd.GradientDescent().describe()

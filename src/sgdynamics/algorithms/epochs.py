@@ -207,9 +207,8 @@ class EpochSGD(FixedData):
             rate = 1 / (1 - beta)
             lr = rescale_schedule(self.lr, rate, 1.0) if self.scheduled else rate * self.lr
             return self.replace(lr=lr, update=None)
-        if law.memory == "slow" and law.averaging == ("memory",) and law.linear_in_rows:
-            if law.rows == ("velocity",):
-                return self
+        if update.kind in ("momentum", "nesterov") and "memory" in update.numbers:
+            return self
         fix = (
             "the limit of epochs is known for plain steps and for momentum and nesterov. Use one "
             "of them, or sgd.simulate"

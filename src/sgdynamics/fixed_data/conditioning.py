@@ -352,8 +352,8 @@ def _advance_update(
     rates = as_dtype(context.step.hyperparameters, dtype)
     before = join(state.rows, state.head, state.memory)
     after = move(setup.law, rates, stride, before, source, number, kicks)
-    parts = split(after, len(state.rows), len(state.head), state.rows.shape[1:])
-    return source.state._replace(rows=parts[0], head=parts[1], memory=parts[2])
+    rows, head, memory = split(after, len(state.rows), len(state.head), state.rows.shape[1:])
+    return source.state._replace(rows=rows, head=head, memory=memory)
 
 
 def _pass_messages(

@@ -1,4 +1,4 @@
-"""How often, and where, the step of an update evaluates the gradient.
+"""Evaluations of the gradient in the step of an update: their number, and the first point.
 
 On a fixed data set every evaluation conditions the data on a further product X^T g. Their number
 is therefore a static property of a step, found by a trial.

@@ -254,7 +254,7 @@ def step_matrices(
 
 
 class _State(NamedTuple):
-    """What a step changes, by the names of `Paths` and `StepMatrices`."""
+    """The arrays that a step changes, by the names of `Paths` and `StepMatrices`."""
 
     rows: Float[Numeric, "p blocks capacity"]
     head: Float[Numeric, " p"]
@@ -346,8 +346,10 @@ class UpdateStep(NamedTuple):
         heads = jnp.concatenate([earlier.head, head_gradient[None]])
 
         def after(rows_and_memory: Numeric, gradients: Numeric) -> tuple[Numeric, Rows]:
-            known = [(G.reshape(p, -1), g) for G, g in zip(gradients, heads, strict=True)]
-            moved = self._moved(state, rows_and_memory, known, number // passes)
+            gradients_so_far = [
+                (G.reshape(p, -1), g) for G, g in zip(gradients, heads, strict=True)
+            ]
+            moved = self._take_step(state, rows_and_memory, gradients_so_far, number // passes)
             return moved.rows.reshape(-1, *state.rows.shape[1:]), moved
 
         assert state.memory is not None
@@ -372,11 +374,11 @@ class UpdateStep(NamedTuple):
             )
         return following._replace(answers=answers)
 
-    def _moved(
+    def _take_step(
         self,
         state: _State,
         everything: Numeric,
-        known: list[tuple[Numeric, Numeric]],
+        gradients_so_far: list[tuple[Numeric, Numeric]],
         number: IntScalar,
     ) -> Rows:
         """Rows of all sets, heads and scalars after a step with these gradients."""
@@ -390,7 +392,7 @@ class UpdateStep(NamedTuple):
                 scale = thermal_noise_scale(step.hyperparameters, 1.0)
                 kicks = (scale * noise, jnp.zeros_like(state.head))
         before = join(everything[:p], state.head, state.memory._replace(rows=everything[p:]))
-        source = KnownGradients(known, noise, partial(self._overlaps, step))
+        source = KnownGradients(gradients_so_far, noise, partial(self._overlaps, step))
         arguments = (setup.law, step.hyperparameters, _stride(setup, step), before, source)
         return move(*arguments, number, kicks)
 
@@ -401,7 +403,7 @@ class UpdateStep(NamedTuple):
         return loss_overlaps(step.parameters, Q, M)
 
     def next_point(self, state: _State, number: IntScalar) -> Point:
-        """Where the pass `number` evaluates its gradient."""
+        """Rows and head at which the pass `number` evaluates its gradient."""
         setup, p = self.setup, self.setup.structure.width
         step = self.step.at_step(number // setup.passes)
         law, answers = setup.law, state.answers
@@ -414,11 +416,11 @@ class UpdateStep(NamedTuple):
             before = join(everything[:p], state.head, state.memory._replace(rows=everything[p:]))
             rows, heads = [], []
             for count in range(setup.passes):
-                known = [
+                gradients_so_far = [
                     (gradients[index].reshape(p, -1), answers.head[index]) for index in range(count)
                 ]
                 noise = jnp.zeros_like(before.rows[:p]) if law.noise else None
-                source = KnownGradients(known, noise, partial(self._overlaps, step))
+                source = KnownGradients(gradients_so_far, noise, partial(self._overlaps, step))
                 arguments = (law, step.hyperparameters, _stride(setup, step), before, source)
                 point, head = next_point(*arguments, number // setup.passes)
                 rows.append(point.reshape(p, *everything.shape[1:]))

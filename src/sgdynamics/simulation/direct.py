@@ -179,8 +179,8 @@ class DirectSGD(Simulator):
         if self.has_random_frames:
             frame = np.asarray(self.parameters["frame"])
             arguments = (rows, chosen, frame, self.edges, self.seed)
-            placed, signal_rows = place_in_random_frames(*arguments)
-            weights[:, :n_rows] = placed
+            random_rows, signal_rows = place_in_random_frames(*arguments)
+            weights[:, :n_rows] = random_rows
             signals = jnp.asarray(signal_rows.astype(self.dtype))
         else:
             weights[:, :n_rows] = embed_rows(rows, self.edges)

@@ -18,7 +18,7 @@ MOST_UNITS = 1 << 10
 
 @dataclass(frozen=True)
 class _RowAdamStep:
-    """The step for a number of units. Equal numbers give equal steps, so that each compiles once."""
+    """The step for a number of units. Equal numbers give equal steps, which compile once."""
 
     width: int
 

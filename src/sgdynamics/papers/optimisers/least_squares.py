@@ -1,4 +1,4 @@
-"""Closed means of linear updates on a fixed data set: least squares in the eigenbasis of X^T X/n."""
+"""Closed means of linear updates on a fixed data set, in the eigenbasis of X^T X/n."""
 
 from __future__ import annotations
 
