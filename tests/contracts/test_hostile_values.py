@@ -364,6 +364,11 @@ CALLS = {
         updates.weight_decay,
         {"rate": 0.1, "of": None, "decoupled": True, "head": None},
     ),
+    "updates.inertia": (updates.inertia, {"friction": 0.5, "temperature": 0.1}),
+    "updates.row_adam": (
+        updates.row_adam,
+        {"width": 2, "memory": 0.5, "eps": 0.1, "beta": 0.5},
+    ),
     "updates.gradient_noise": (updates.gradient_noise, {"sigma": 0.1, "of": None}),
     "updates.own": (
         updates.own,

@@ -30,6 +30,12 @@ KINDS: dict[str, str] = {
         "one-pass SGD with an update of each coordinate (sign, Adam, AdaGrad, RMSprop)"
     ),
     "fixed data": "an algorithm on a fixed data set",
+    "update on data": (
+        "an algorithm on a fixed data set with an update that commutes with rotations"
+    ),
+    "coordinatewise update on data": (
+        "an algorithm on a fixed data set with an update of each coordinate"
+    ),
     "epochs": "EpochSGD (also an algorithm on a fixed data set)",
     "message passing": "AMP (also an algorithm on a fixed data set)",
 }
@@ -38,6 +44,8 @@ GENERAL_KIND = {
     "snr = inf": "mixture",
     "epochs": "fixed data",
     "message passing": "fixed data",
+    "update on data": "fixed data",
+    "coordinatewise update on data": "fixed data",
 }
 # The argument that an error names, where the algorithm is the cause; otherwise `problem`.
 ARGUMENT = {
@@ -48,6 +56,8 @@ ARGUMENT = {
     "fixed data": "algorithm",
     "epochs": "algorithm",
     "message passing": "algorithm",
+    "update on data": "update",
+    "coordinatewise update on data": "update",
 }
 
 # Reasons and remedies that several questions share.
@@ -64,6 +74,15 @@ FRESH_SAMPLES = "only fresh samples are supported here. Use sgd.OnePassSGD(...).
 NO_MESSAGE_PASSING = (
     "message passing is supported by sgd.simulate and sgd.solve_dmft. Use sgd.GradientDescent(...) "
     "or another algorithm on a data set."
+)
+COORDINATES_ON_DATA = (
+    "an update of each coordinate does not commute with rotations, and the theory of a fixed data "
+    "set is a theory of rotated coordinates. Use direct runs, sgd.simulate(method='direct'), or an "
+    "update that commutes with rotations."
+)
+NO_UPDATE_HERE = (
+    "updates on a fixed data set are not supported here. Omit update, or use sgd.simulate or "
+    "sgd.solve_dmft."
 )
 NO_OVERLAPS_ON_DATA = (
     "on a fixed data set the loss may only read the fields. Use fresh samples, "
@@ -96,6 +115,10 @@ DEEP_LINEAR_ALGORITHMS = {
         "solved in rotated frames. Use update=None, sgd.updates.momentum(...) or "
         "sgd.updates.nesterov(...)."
     ),
+    **dict.fromkeys(
+        ("update on data", "coordinatewise update on data"),
+        "on a fixed data set, deep linear networks only take plain steps. Omit update.",
+    ),
     "epochs": (
         "epochs are not supported for deep linear networks. Use sgd.GradientDescent(...) or "
         "sgd.MultiPassSGD(...)."
@@ -116,6 +139,14 @@ REGULARISERS = dict.fromkeys(("dropout", "contexts", "other inputs"), ONE_PASS_R
 OTHER_UPDATES = dict.fromkeys(("other update", "coordinatewise update"), PLAIN_SGD)
 OTHER_STEPS = {"temperature": PLAIN_SGD, **OTHER_UPDATES}
 PLAIN_ONE_PASS = {"other batch": INTEGER_BATCH, **OTHER_STEPS, "fixed data": FRESH_SAMPLES}
+
+
+UPDATES_ON_DATA = ("update on data", "coordinatewise update on data")
+NO_UPDATE_OF_TOPS = (
+    "optimisers are not supported for problems with a top: only plain steps, with rates by leaf in "
+    "head_rate. Omit update."
+)
+DEEP_LINEAR_CHECKED = (*PLAIN_ONE_PASS, *UPDATES_ON_DATA, "epochs")
 
 
 def discontinuous_drift(consequence: str) -> str:
@@ -155,7 +186,9 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
             reason = ONE_PASS_REGULARISERS
         if kind in OTHER_STEPS and "fields" not in problem_kinds:
             reason = PLAIN_SGD
-        if "deep linear" in problem_kinds and kind in (*PLAIN_ONE_PASS, "epochs"):
+        if "top" in problem_kinds and kind in UPDATES_ON_DATA:
+            reason = NO_UPDATE_OF_TOPS
+        if "deep linear" in problem_kinds and kind in DEEP_LINEAR_CHECKED:
             # Momentum is supported. The dynamics names other updates that are not.
             default = reason if kind == "fixed data" else None
             reason = DEEP_LINEAR_ALGORITHMS.get(kind, default)

@@ -163,7 +163,8 @@ class Sweep:
         setup, blocks = self.setup, self.setup.structure.blocks
         with_P = 2 * setup.gradients_per_step + setup.normals_per_step * blocks
         with_A = setup.gradients_per_step * blocks
-        return 2.0 * self.inputs * self.sampling.replicates * (with_P + with_A) * directions
+        work = 2.0 * self.inputs * self.sampling.replicates * (with_P + with_A) * directions
+        return setup.passes * work
 
     def directions_after(self, steps: float) -> float:
         """Upper bound on the number of directions after some steps.
@@ -173,9 +174,10 @@ class Sweep:
         most directions.
         """
         setup = self.setup
+        steps = setup.passes * (steps + 1)  # each pass adds directions
         by_paths = self.sets * (self.inputs // PATHS_PER_DIRECTION) + setup.gradients_per_step
-        gradients = min(setup.gradients_per_step * (steps + 1), by_paths)
-        noise = setup.noise_directions * (steps + 1)
+        gradients = min(setup.gradients_per_step * steps, by_paths)
+        noise = setup.noise_directions * steps
         directions = setup.initial_directions + gradients + noise
         return directions if self.memory is None else min(directions, self.memory.directions)
 
@@ -212,7 +214,7 @@ class Sweep:
     def supported_directions(self) -> float:
         """Directions that the paths of a replicate support: half of them, or their dimensions."""
         half = self.inputs // PATHS_PER_DIRECTION
-        if not self.setup.in_cells:
+        if not self.setup.counts_directions:
             return half
         return min(half, float(np.max(self.step_parameters.block_sizes)))
 
@@ -389,5 +391,5 @@ class Sweep:
         self.rank = max(self.rank, weight_rank - self.setup.initial_directions)
         dimensions = float(np.max(self.step_parameters.block_sizes))
         exceeds_paths = sample_rank >= self.inputs // PATHS_PER_DIRECTION
-        exceeds_dimensions = self.setup.in_cells and weight_rank >= dimensions
+        exceeds_dimensions = self.setup.counts_directions and weight_rank >= dimensions
         self.basis_is_full |= exceeds_paths or exceeds_dimensions

@@ -18,6 +18,7 @@ from sgdynamics.base.controls import values_at
 from sgdynamics.base.random import normals_and_uniforms, run_keys
 from sgdynamics.fixed_data import conditioning
 from sgdynamics.fixed_data.conditioning import ConditionedState
+from sgdynamics.fixed_data.gradient_calls import count_calls
 from sgdynamics.fixed_data.message_passing import MessagePassing, Messages, first_messages
 from sgdynamics.fixed_data.setup import (
     SMALLEST_CAPACITY,
@@ -54,8 +55,16 @@ class ExactFixedData(Simulator):
         seed: int,
         passing: MessagePassing | None = None,
     ) -> None:
+        law, calls = algorithm.law, 1
+        if algorithm.update is not None:
+            calls = count_calls(algorithm.update, problem.structure)
         self.setup = Setup(
-            problem.structure, algorithm.selects, algorithm.has_thermal_noise, passing=passing
+            problem.structure,
+            algorithm.selects,
+            algorithm.has_thermal_noise or (law is not None and law.noise),
+            passing=passing,
+            law=law,
+            calls=calls,
         )
         self.step_parameters = StepParameters(
             problem.parameters | {"frame": signal_frames(problem, block_sizes)},

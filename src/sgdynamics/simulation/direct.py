@@ -178,7 +178,11 @@ class DirectSGD(Simulator):
         head[:, : self.start.a.shape[1]] = self.start.a[chosen]
         signals = None
         if self.has_random_frames:
-            weights[:, :n_rows], signals = self._place_in_random_frames(rows, chosen)
+            frame = np.asarray(self.parameters["frame"])
+            arguments = (rows, chosen, frame, self.edges, self.seed)
+            random_rows, signal_rows = place_in_random_frames(*arguments)
+            weights[:, :n_rows] = random_rows
+            signals = jnp.asarray(signal_rows.astype(self.dtype))
         else:
             weights[:, :n_rows] = embed_rows(rows, self.edges)
         scalars = tuple(jnp.asarray(self.start.scalars[chosen].astype(self.dtype).T))
@@ -190,26 +194,6 @@ class DirectSGD(Simulator):
             for square in self.start.squares[chosen].swapaxes(0, 1)
         )
         return Rows(jnp.asarray(weights), jnp.asarray(head), scalars, squares, signals)
-
-    def _place_in_random_frames(
-        self, rows: np.ndarray, chosen: np.ndarray
-    ) -> tuple[np.ndarray, Array]:
-        """Rows (runs, rows, d) and signals (runs, K, d), along random directions in each block."""
-        runs, n_rows, k = len(chosen), rows.shape[2], self.structure.signals
-        weights = np.zeros((runs, n_rows, self.dimension), self.dtype)
-        signals = np.zeros((runs, k, self.dimension), self.dtype)
-        frame = np.asarray(self.parameters["frame"])
-        for position, run in enumerate(chosen):
-            frames = _random_frames(self.seed, int(run), self.edges, rows.shape[-1])
-            for block, axes in enumerate(frames):
-                coordinates = slice(self.edges[block], self.edges[block + 1])
-                # A small block has fewer axes than [T | L] has columns.
-                block_rows = rows[position, block, :, : len(axes)]
-                weights[position, :, coordinates] = block_rows @ axes
-                count = min(k, len(axes))
-                block_signals = frame[block][:, :count] @ axes[:count]
-                signals[position, :, coordinates] = block_signals
-        return weights, jnp.asarray(signals)
 
     def advance(
         self,
@@ -283,6 +267,24 @@ def _random_frames(seed: int, run: int, edges: tuple[int, ...], largest: int) ->
         gaussian = generator.standard_normal((high - low, count))
         frames.append(np.linalg.qr(gaussian)[0].T if count else np.zeros((0, high - low)))
     return frames
+
+
+def place_in_random_frames(
+    rows: np.ndarray, chosen: np.ndarray, frame: np.ndarray, edges: tuple[int, ...], seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (runs, rows, d) and signals (runs, K, d), along random directions in each block."""
+    runs, n_rows, k = len(chosen), rows.shape[2], frame.shape[1]
+    weights, signals = np.zeros((runs, n_rows, edges[-1])), np.zeros((runs, k, edges[-1]))
+    for position, run in enumerate(chosen):
+        frames = _random_frames(seed, int(run), edges, rows.shape[-1])
+        for block, axes in enumerate(frames):
+            coordinates = slice(edges[block], edges[block + 1])
+            # A small block has fewer axes than [T | L] has columns.
+            block_rows = rows[position, block, :, : len(axes)]
+            weights[position, :, coordinates] = block_rows @ axes
+            count = min(k, len(axes))
+            signals[position, :, coordinates] = frame[block][:, :count] @ axes[:count]
+    return weights, signals
 
 
 def embed_rows(rows: np.ndarray, edges: tuple[int, ...]) -> np.ndarray:

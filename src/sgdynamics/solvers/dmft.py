@@ -40,7 +40,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.simulation.devices import choose_devices
 from sgdynamics.solvers.call import SolverCall, validate_call
 from sgdynamics.solvers.deep_linear import solve_limit
-from sgdynamics.solvers.dmft_cells import States, cell_levels
+from sgdynamics.solvers.dmft_cells import States, cell_levels, limit_of_epochs
 from sgdynamics.solvers.dmft_result import Solutions, dmft_result
 from sgdynamics.solvers.state_evolution import state_evolution
 
@@ -235,7 +235,8 @@ def solve_dmft(
     if not isinstance(method, DMFT):
         raise checks.reject("method", method, "expected sgd.DMFT(...).")
     # Cells are known before the clock: save points are rounded to them.
-    cell_counts = cell_levels(problem, algorithm, start, cells, steps)
+    limit = limit_of_epochs(problem, algorithm)
+    cell_counts = cell_levels(problem, limit, start, cells, steps)
     call = validate_call(
         "solve_dmft",
         problem,
@@ -264,16 +265,19 @@ def solve_dmft(
     refinements = [count // cell_counts[0] for count in cell_counts] or [1]
     # An algorithm with epochs becomes one with steps of 1/m epoch, for each level of cells.
     algorithms = [call.dynamics.algorithm]
-    if isinstance(algorithm, EpochSGD):
+    if isinstance(limit, EpochSGD):
         last_step = float(call.save_steps[-1])
         algorithms = [
-            algorithm.in_steps(1 / count).with_tabulated_rate(ratio * last_step)
+            limit.in_steps(1 / count).with_cell_velocity().with_tabulated_rate(ratio * last_step)
             for count, ratio in zip(cell_counts, refinements, strict=True)
         ]
     sampling = Sampling(_paths_per_replicate(paths, replicates), replicates, call.seed)
     request = _Request(
         problem, call, sampling, two_time, method, algorithms, refinements, used_devices
     )
+    if two_time and algorithm.law is not None and algorithm.law.iterate != "weights":
+        fix = "the response of an average to its own perturbation is not computed. Omit two_time"
+        raise checks.reject("two_time", two_time, fix)
     if _uses_response_form(request, algorithm, paths):
         try:
             return _solve_form(request, ResponseSweep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sgdynamics.base.registry import RUN_KEYS, Method, Question
 from sgdynamics.base.support import (
+    COORDINATES_ON_DATA,
     FRESH_SAMPLES,
     INTEGER_BATCH,
     NO_OVERLAPS_ON_DATA,
@@ -124,7 +125,12 @@ ENTRIES = [
     Question(
         "solve_dmft",
         "sgdynamics.solvers.dmft:solve_dmft",
-        unsupported={**ON_DATA, "deep linear": None},
+        unsupported={
+            **ON_DATA,
+            "deep linear": None,
+            "update on data": None,
+            "coordinatewise update on data": COORDINATES_ON_DATA,
+        },
         example={"alpha": [6.0]},
         can_be_swept=True,
         methods=(Method("dmft", "DMFT", run_keys=("seed",), counts_steps=True),),

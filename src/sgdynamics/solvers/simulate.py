@@ -208,7 +208,8 @@ def simulate(
     simulator = dynamics.simulator(method, call.initial_state, d, block_sizes, **options)
     simulator = over_devices(simulator, used_devices)
     simulator.on_train = call.observables.losses()
-    if isinstance(dynamics, FixedDataDynamics):
+    if isinstance(dynamics, FixedDataDynamics) and dynamics.algorithm.law is None:
+        # The stability limit of a sample is that of plain steps.
         samples = dynamics.algorithm.samples(d)
         warn_unstable(dynamics.definition, dynamics.algorithm, call.initial_state, samples)
     label = f"{method} simulation, {dynamics.dimension_symbol} = {d}"
