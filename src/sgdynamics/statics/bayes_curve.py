@@ -18,10 +18,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 from numpy.polynomial import chebyshev
-from scipy import optimize
 
 from sgdynamics.base.progress import warn
 from sgdynamics.statics.channel import Channel, channel_of
+from sgdynamics.statics.roots import find_minimum, find_root
 from sgdynamics.statics.setup import Setup
 
 # Numbers of Chebyshev nodes that are tried in turn, and the relative error that is enough.
@@ -163,7 +163,7 @@ class BayesCurve:
             stable.append(float(np.sqrt(1 - self._smallest(alpha) / self.rho)))
         for index in np.flatnonzero(above[1:] & ~above[:-1]):
             stable.append(
-                optimize.brentq(
+                find_root(
                     lambda s: float(self.alpha(np.array([s]))[0]) - alpha,
                     self.grid[index + 1],
                     self.grid[index],
@@ -194,13 +194,13 @@ class BayesCurve:
             if 1 - self.grid[index] ** 2 < 1e-3:
                 continue
             sign = np.sign(turns[index - 1])
-            result = optimize.minimize_scalar(
+            minimum = find_minimum(
                 lambda s, sign=sign: sign * float(self.alpha(np.array([s]))[0]),
-                bounds=(self.grid[index + 1], self.grid[index - 1]),
-                method="bounded",
-                options={"xatol": 1e-12},
+                self.grid[index + 1],
+                self.grid[index - 1],
+                xtol=1e-12,
             )
-            extrema.append(float(sign * getattr(result, "fun")))  # noqa: B009
+            extrema.append(float(sign * minimum.value))
         return extrema
 
 
