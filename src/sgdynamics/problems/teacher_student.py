@@ -25,7 +25,13 @@ from sgdynamics.base.user_functions import function_identity, validate_function
 from sgdynamics.problems.activations import ActivationLike, student_activation
 from sgdynamics.problems.activations import activation as find_activation
 from sgdynamics.problems.label_laws import BinaryProbabilities, LabelLaw, label_law, sign_changes
-from sgdynamics.problems.likelihoods import AdditiveLaw, Likelihood, OutcomeLaw, planes_from
+from sgdynamics.problems.likelihoods import (
+    AdditiveLaw,
+    Likelihood,
+    OutcomeLaw,
+    TargetOutput,
+    planes_from,
+)
 from sgdynamics.problems.losses import (
     LOSSES,
     MOST_CUTS,
@@ -100,7 +106,7 @@ class _Network(Problem):
             return None
         law = noise_law(self._arguments["noise"])
         name = None if law is None else law.law
-        output, kinks = self.structure.loss.target_output, self._label_kinks
+        output, kinks = TargetOutput(self.structure.loss), self._label_kinks
         if self.labels is not None:
             probabilities = BinaryProbabilities(output, self.labels.law)
             binary = OutcomeLaw((-1.0, 1.0), probabilities, kinks)
