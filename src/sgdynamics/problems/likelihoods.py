@@ -213,6 +213,13 @@ class Likelihood:
         return self.law.kind
 
     @property
+    def key(self) -> tuple[Any, ...]:
+        """Hashable values that two equal laws share."""
+        leaves, structure = jax.tree.flatten(self.parameters)
+        values = tuple(np.asarray(leaf).tobytes() for leaf in leaves)
+        return self.law, self.directions, structure, values
+
+    @property
     def noise(self) -> float:
         """Variance of additive noise."""
         return float(self.parameters["noise"])
@@ -377,6 +384,16 @@ def _map_over_points(function: SignalFunction) -> Callable[..., Any]:
 
 
 _compiled: dict[SignalFunction, Callable[..., Any]] = {}
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """The output of a teacher or target; equal losses are one function, compiled once."""
+
+    loss: Any  # with the method `target_output`
+
+    def __call__(self, signals: Float[Numeric, " K"], parameters: Parameters) -> Any:
+        return self.loss.target_output(signals, parameters)
 
 
 @dataclass(frozen=True)

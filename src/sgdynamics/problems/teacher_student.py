@@ -30,6 +30,7 @@ from sgdynamics.problems.likelihoods import (
     AdditiveLaw,
     Likelihood,
     OutcomeLaw,
+    TargetOutput,
     kinks_fix,
     planes_from,
 )
@@ -138,7 +139,7 @@ class _Network(Problem):
             return None
         law = noise_law(self._arguments["noise"])
         name = None if law is None else law.law
-        output, kinks = self.structure.loss.target_output, self._label_kinks
+        output, kinks = TargetOutput(self.structure.loss), self._label_kinks
         if self.labels is not None:
             probabilities = BinaryProbabilities(output, self.labels.law)
             binary = OutcomeLaw((-1.0, 1.0), probabilities, kinks)
