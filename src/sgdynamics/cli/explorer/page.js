@@ -161,7 +161,7 @@
   const askForFloor = async () => {
     if (static_ || !byId("floor").checked || floorShown?.address === address(state)) return;
     const [mine, wanted, told] = [number, address(state), byId("status").textContent];
-    say(`${told} Computing the floor …`);
+    say(`${told} Computing the Bayes-optimal risk, which can take a minute …`);
     const answer = await fetch(`floor?page=${page}floor&number=${mine}&${wanted}`);
     const floor = await answer.json();
     if (wanted !== address(state)) return; // the state has moved on

@@ -67,6 +67,7 @@ class Explorer(ThreadingHTTPServer):
         self.compiled: set[str] = set()
         self._computing = threading.Lock()
         self._compiling = threading.Lock()
+        self._floor = threading.Lock()
         self._connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._newest: dict[str, int] = {}
         try:
@@ -84,7 +85,8 @@ class Explorer(ThreadingHTTPServer):
 
     @property
     def computing(self) -> bool:
-        return self._computing.locked() or self._compiling.locked()
+        locks = (self._computing, self._compiling, self._floor)
+        return any(lock.locked() for lock in locks)
 
     def process_request(self, request: socket.socket, client_address: tuple[str, int]) -> None:
         """Start a thread for a connection; close connections beyond the limit at once."""
@@ -110,7 +112,8 @@ class Explorer(ThreadingHTTPServer):
         page, number = _page_of(query)
         pieces = _count(query, "pieces", 1)
         state = states.state_from(query)
-        with self._turn(page, number, state.program in self.compiled):
+        lock = self._computing if state.program in self.compiled else self._compiling
+        with self._turn(page, number, lock):
             from sgdynamics.cli.explorer import curves
 
             result = curves.curves(state, max(pieces, 1))
@@ -121,7 +124,7 @@ class Explorer(ThreadingHTTPServer):
         """Return the Bayes-optimal risk of an address."""
         page, number = _page_of(query)
         state = states.state_from(query)
-        with self._turn(page, number, is_compiled=False):
+        with self._turn(page, number, self._floor):
             from sgdynamics.cli.explorer import floor
 
             return floor.floor(state)
@@ -154,13 +157,15 @@ class Explorer(ThreadingHTTPServer):
             return forecasts.predict(forecasts.request_from(content))
 
     @contextmanager
-    def _turn(self, page: str, number: int, is_compiled: bool = True) -> Iterator[None]:
+    def _turn(
+        self, page: str, number: int, lock: threading.Lock | None = None
+    ) -> Iterator[None]:
         """Wait for the computations before this one; raise Overtaken if a newer request waits."""
         if page:
             if len(self._newest) > 1000:
                 self._newest.clear()
             self._newest[page] = max(number, self._newest.get(page, 0))
-        with self._computing if is_compiled else self._compiling:
+        with lock or self._computing:
             if page and self._newest.get(page, 0) > number:
                 raise Overtaken
             yield
