@@ -111,6 +111,8 @@ if TYPE_CHECKING:
     from sgdynamics.solvers.phases import phases as phases
     from sgdynamics.solvers.sde import solve_sde as solve_sde
     from sgdynamics.solvers.simulate import simulate as simulate
+    from sgdynamics.solvers.stages import Stage as Stage
+    from sgdynamics.solvers.stages import stages as stages
     from sgdynamics.statics.bayes import bayes_optimal as bayes_optimal
     from sgdynamics.statics.erm import erm as erm
     from sgdynamics.statics.erm import max_margin as max_margin
@@ -158,6 +160,7 @@ _PACKAGE_OF = {
     "Regime": "sgdynamics.analysis.regimes",
     "Rule": "sgdynamics.problems.rule",
     "SampleComplexity": "sgdynamics.analysis.sample_complexity",
+    "Stage": "sgdynamics.solvers.stages",
     "Spectrum": "sgdynamics.samples.spectra",
     "SpikedTensor": "sgdynamics.problems.spiked_tensor",
     "Start": "sgdynamics.problems.starts",
@@ -223,6 +226,7 @@ _PACKAGE_OF = {
     "solve_ode": "sgdynamics.solvers.ode",
     "solve_sde": "sgdynamics.solvers.sde",
     "spectrum_of": "sgdynamics.samples.real_data",
+    "stages": "sgdynamics.solvers.stages",
     "start": "sgdynamics.problems.starts",
     "start_from": "sgdynamics.results.states",
     "supported": "sgdynamics.base.support",
