@@ -187,7 +187,7 @@ def stages(
     ... )
     >>> result = sgd.stages(sgd.solve_ode, [first, second], start)
     >>> result.excess_risk.values.round(4).tolist(), result.stage.values.tolist()
-    ([[0.0211, 0.0206]], ['stage 0', 'stage 1'])
+    ([[0.0211, 0.0244]], ['stage 0', 'stage 1'])
     """
     names = solver_arguments(solver)
     plan = read_plan(stages)
