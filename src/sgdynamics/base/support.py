@@ -16,6 +16,7 @@ KINDS: dict[str, str] = {
     "rule": "a loss that reads overlaps, or a Rule",
     "dropout": "dropout of hidden units (keep, gain)",
     "contexts": "sgd.contexts: each sample belongs to one of several problems",
+    "students": "students that learn together or from each other (sgd.ensemble, sgd.stages)",
     "top": "a Problem with a trained network on top of the rows (top=...)",
     "other inputs": "noise on the student's inputs, or contexts with different covariances",
     "spiked tensor": "SpikedTensor",
@@ -89,7 +90,7 @@ NO_OVERLAPS_ON_DATA = (
     "sgd.OnePassSGD(...), for a Rule or a loss that reads overlaps."
 )
 ONE_PASS_REGULARISERS = (
-    "dropout, input noise and contexts are not supported here. Use one-pass SGD and sgd.solve_ode, "
+    "dropout, input noise, contexts and several students are not supported here. Use one-pass SGD and sgd.solve_ode, "
     "sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
 )
 NO_SPIKED_TENSOR = (
@@ -135,7 +136,7 @@ _INFINITE_FOURTH_MOMENT = (
 )
 
 # Groups of kinds that are usually unsupported together.
-REGULARISERS = dict.fromkeys(("dropout", "contexts", "other inputs"), ONE_PASS_REGULARISERS)
+REGULARISERS = dict.fromkeys(("dropout", "contexts", "students", "other inputs"), ONE_PASS_REGULARISERS)
 OTHER_UPDATES = dict.fromkeys(("other update", "coordinatewise update"), PLAIN_SGD)
 OTHER_STEPS = {"temperature": PLAIN_SGD, **OTHER_UPDATES}
 PLAIN_ONE_PASS = {"other batch": INTEGER_BATCH, **OTHER_STEPS, "fixed data": FRESH_SAMPLES}
