@@ -124,7 +124,7 @@ ENTRIES = [
     Question(
         "solve_dmft",
         "sgdynamics.solvers.dmft:solve_dmft",
-        unsupported={**ON_DATA, "deep linear": None},
+        unsupported={**ON_DATA, "deep linear": None, "wide network": None},
         example={"alpha": [6.0]},
         can_be_swept=True,
         methods=(Method("dmft", "DMFT", run_keys=("seed",), counts_steps=True),),
@@ -194,7 +194,7 @@ ENTRIES = [
     Question(
         "sweep",
         "sgdynamics.sweeps.sweeping:sweep",
-        unsupported={"deep linear": None},
+        unsupported={"deep linear": None, "wide network": None},
         example={"solver": "simulate", "steps": [1], "dimension": 50, "over": {"lr": [0.1]}},
         label_noise="any",
     ),
