@@ -77,14 +77,13 @@ def falling(t):
 def test_one_linear_layer_follows_its_closed_recursion():
     expected = linear_recursion(LINEAR, np.full(9, 0.4))[STEPS]
     result = solve(LINEAR, sgd.GradientDescent(lr=0.4))
-    check(result, "outputs", expected[:, :3])
-    check(result, "test_outputs", expected[:, 3:])
-    # The learning is not small, and the points are precise.
-    assert np.abs(expected[-1, :3]).max() > 0.4
-    assert result.outputs_standard_error.max() < 4e-3
-    assert 0 < result.attrs["error_paths"] < 0.02
+    # The initial variables of the neurons have their exact covariance, so that this is exact.
+    assert np.allclose(result.outputs[0], expected[:, :3], rtol=0, atol=1e-10)
     risk = 0.5 * np.mean((expected[:, :3] - LABELS) ** 2, axis=1)
-    check(result, "train_risk", risk)
+    assert np.allclose(result.train_risk[0], risk, rtol=0, atol=1e-10)
+    # Test inputs share a variable, and have their own law each.
+    assert np.allclose(result.test_outputs[0], expected[:, 3:], rtol=0, atol=1e-10)
+    assert np.abs(expected[-1, :3]).max() > 0.4
 
 
 def test_schedules_and_batches():
@@ -238,7 +237,7 @@ def test_unsupported_combinations_raise():
     any_solver: Any = sgd.solve_ode
     many = np.eye(101)
     calls = [
-        (lambda: sgd.WideNetwork(many, np.ones(101)), "inputs = .*finite network is as good"),
+        (lambda: sgd.WideNetwork(many, np.ones(101)), "inputs = .*network of a few thousand"),
         (lambda: sgd.WideNetwork([[1.0]], [1.0, 2.0]), "labels = .*one label for each"),
         (lambda: sgd.WideNetwork([[0.0]], [1.0]), "inputs = .*all inputs are 0"),
         (lambda: sgd.WideNetwork([[1.0]], [1.0], test_labels=[1.0]), "test_labels = .*Set both"),
@@ -269,9 +268,13 @@ def test_unsupported_combinations_raise():
             call()
 
 
+def squared_length(state):
+    return jnp.sum(state["outputs"] ** 2)
+
+
 def test_records_and_sweeps(tmp_path):
     algorithm = sgd.GradientDescent(lr=0.4)
-    result = solve(LINEAR, algorithm, record={"size": lambda state: jnp.sum(state["outputs"] ** 2)})
+    result = solve(LINEAR, algorithm, record={"size": squared_length})
     squares = (result.outputs**2).sum("sample")
     assert np.allclose(result["size"], squares, atol=1e-2)
     assert sgd.problem_of(result) == LINEAR
@@ -282,8 +285,8 @@ def test_records_and_sweeps(tmp_path):
     sgd.save(plain, tmp_path / "wide.nc")
     plan = problem_files.plan(problem_files.read(tmp_path / "wide.nc"))
     assert plan.start is None
-    repeated = problem_files.solve(plan, "dmft", progress=False, paths=PATHS)
-    assert np.array_equal(repeated.outputs, plain.outputs)
+    repeated = problem_files.solve(plan, "dmft", progress=False)
+    assert np.allclose(repeated.outputs, plain.outputs, atol=5e-3)
     grid = sgd.sweep(
         "solve_dmft",
         problem=LINEAR,

@@ -12,6 +12,7 @@ from scipy import special
 from scipy.stats import qmc
 
 from sgdynamics.base import checks
+from sgdynamics.fixed_data.host_draws import PATHS_PER_VECTOR, decorrelate
 from sgdynamics.fixed_data.wide_network import (
     WideParameters,
     WideSetup,
@@ -30,10 +31,13 @@ NEURONS_PER_DIRECTION = 10  # with fewer neurons, a network of as many is as goo
 
 
 class LayerDraws:
-    """Quasi-random normal variables (draw, neuron) of one layer, in sets of points."""
+    """Quasi-random normal variables (draw, neuron) of one layer, in sets of points.
 
-    def __init__(self, neurons: int, *key: int) -> None:
-        self.neurons, self.key = neurons, key
+    The first `at_start` are those of the start and of the test inputs.
+    """
+
+    def __init__(self, neurons: int, at_start: int, *key: int) -> None:
+        self.neurons, self.at_start, self.key = neurons, at_start, key
         self._sets: list[np.ndarray] = []
 
     def first(self, count: int) -> np.ndarray:
@@ -43,7 +47,11 @@ class LayerDraws:
             sequence = np.random.SeedSequence(self.key[0], spawn_key=spawn_key)
             sobol = qmc.Sobol(MAX_DIMENSIONS, rng=np.random.default_rng(sequence))
             # The points are multiples of 2^-30: the centre of each cell is never 0 or 1.
-            self._sets.append(special.ndtri(sobol.random(self.neurons).T + 2.0**-31))
+            normals = special.ndtri(sobol.random(self.neurons).T + 2.0**-31)
+            if not self._sets and PATHS_PER_VECTOR * self.at_start <= self.neurons:
+                # In the limit the draws of the start are uncorrelated and have variance 1.
+                normals[: self.at_start] = decorrelate(normals[: self.at_start])
+            self._sets.append(normals)
         return np.concatenate(self._sets)[:count]
 
 
@@ -77,7 +85,10 @@ class WideSweep:
     ) -> None:
         self.setup, self.parameters, self.root = setup, parameters, root
         self.neurons, self.limit = neurons, limit
-        self.draws = [LayerDraws(neurons, *key, layer) for layer in range(setup.layers)]
+        self.draws = [
+            LayerDraws(neurons, first_free_draw(setup, layer), *key, layer)
+            for layer in range(setup.layers)
+        ]
         self.directions = 0
 
     def solve(self, save_steps: np.ndarray, count_steps: Callable[[int], None]) -> dict[str, np.ndarray]:
