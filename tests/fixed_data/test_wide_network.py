@@ -29,9 +29,7 @@ PATHS = 4096  # one compiled program for several tests
 
 
 def solve(problem, algorithm, steps=STEPS, paths=PATHS, **arguments):
-    return sgd.solve_dmft(
-        problem, algorithm, steps=steps, paths=paths, progress=False, **arguments
-    )
+    return sgd.solve_dmft(problem, algorithm, steps=steps, paths=paths, progress=False, **arguments)
 
 
 def linear_recursion(problem, rates, weights=None, beta=0.0):

@@ -1,8 +1,9 @@
 """Infinitely wide networks that learn features, in one causal sweep over the steps.
 
-The network h_1 = W_1 x/sqrt(D), h_{l+1} = V_l s(h_l) with V_l = W_l/sqrt(N), f = w.s(h_L)/(gamma0 N)
-is trained on P samples with the residuals e = y - f. A gradient step of rate eta gamma0^2 N for the
-loss sum_mu e_mu^2/2 is, with g_L = s'(h_L) w and g_l = s'(h_l) V_l^T g_{l+1},
+The network h_1 = W_1 x/sqrt(D), h_{l+1} = V_l s(h_l), f = w.s(h_L)/(gamma0 N) with V_l =
+W_l/sqrt(N) is trained on P samples with the residuals e = y - f. A gradient step of rate
+eta gamma0^2 N for the loss sum_mu e_mu^2/2 (the mean over the samples has eta = lr/P) is, with
+g_L = s'(h_L) w and g_l = s'(h_l) V_l^T g_{l+1},
 
     V_l <- V_l + (eta gamma0/N) sum_mu e_mu g_{l+1,mu} s(h_{l,mu})^T
     w   <- w   + eta gamma0     sum_mu e_mu s(h_{L,mu})
@@ -224,7 +225,7 @@ def _passes(
             parameters.tolerance,
         )
         state = _with_matrix(state, link, matrix)
-        state = state._replace(right_counts=state.right_counts.at[link].add(count))
+        state = state._replace(right_counts=jnp.asarray(state.right_counts).at[link].add(count))
         fields.append(_multiply(matrix, features[link]))
         features.append(activation(fields[-1]))
     head = state.weights.head
@@ -240,7 +241,7 @@ def _passes(
             parameters.tolerance,
         )
         state = _with_matrix(state, link, matrix.transpose)
-        state = state._replace(left_counts=state.left_counts.at[link].add(count))
+        state = state._replace(left_counts=jnp.asarray(state.left_counts).at[link].add(count))
         gradients.insert(0, slope(fields[link]) * _multiply(matrix, gradients[0]))
     return state, Passes(tuple(features), tuple(gradients), outputs)
 
@@ -346,10 +347,10 @@ def _gradients(
     products, left_products = [], []
     for link in range(setup.layers - 1):
         weighted = signals[:, None] / neurons
-        seen = jnp.einsum("kn,mn->km", state.right[link], weighted * features[link])
-        products.append(seen @ gradients[link + 1])
-        seen = jnp.einsum("kn,mn->km", state.left[link], weighted * gradients[link + 1])
-        left_products.append(seen @ features[link])
+        coefficients = jnp.einsum("kn,mn->km", state.right[link], weighted * features[link])
+        products.append(coefficients @ gradients[link + 1])
+        coefficients = jnp.einsum("kn,mn->km", state.left[link], weighted * gradients[link + 1])
+        left_products.append(coefficients @ features[link])
     return Weights(
         (parameters.kernel * signals) @ gradients[0],
         signals @ features[-1],

@@ -5,19 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from scipy import special
 from scipy.stats import qmc
 
 from sgdynamics.base import checks
+from sgdynamics.base.arrays import Numeric
 from sgdynamics.fixed_data.host_draws import PATHS_PER_VECTOR, decorrelate
 from sgdynamics.fixed_data.wide_network import (
+    Weights,
     WideParameters,
     WideSetup,
     WideState,
-    Weights,
     advance_sweep,
     first_free_draw,
     observe_sweep,
@@ -91,7 +91,9 @@ class WideSweep:
         ]
         self.directions = 0
 
-    def solve(self, save_steps: np.ndarray, count_steps: Callable[[int], None]) -> dict[str, np.ndarray]:
+    def solve(
+        self, save_steps: np.ndarray, count_steps: Callable[[int], None]
+    ) -> dict[str, np.ndarray]:
         """Observables (time, ...) at the save points."""
         setup, parameters = self.setup, self.parameters
         largest = self.limit + setup.samples
@@ -145,7 +147,7 @@ class WideSweep:
 def _with_capacity(state: WideState, capacity: int) -> WideState:
     """The state with memory for this many directions."""
 
-    def pad(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def pad(arrays: tuple[Numeric, ...]) -> tuple[Numeric, ...]:
         return tuple(jnp.pad(array, ((0, capacity - len(array)), (0, 0))) for array in arrays)
 
     def grow(weights: Weights) -> Weights:

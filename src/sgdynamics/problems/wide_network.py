@@ -21,10 +21,10 @@ class WideNetwork:
 
     ::
 
-        h_1 = W_1 x/sqrt(D),   h_{l+1} = W_l s(h_l)/sqrt(N),   f = w.s(h_L)/(gamma0 N),   N -> infinity
+        h_1 = W_1 x/sqrt(D),   h_{l+1} = W_l s(h_l)/sqrt(N),   f = w.s(h_L)/(gamma0 N)
 
-    All weights start as independent standard normal variables, and f at the start is subtracted.
-    The loss is the mean of (f - y)^2/2 over the data set.
+    The width N is infinite. All weights start as independent standard normal variables, and f at
+    the start is subtracted. The loss is the mean of (f - y)^2/2 over the data set.
 
     Parameters
     ----------

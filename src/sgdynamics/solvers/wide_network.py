@@ -197,9 +197,7 @@ def _result(
     replicates = attributes["replicates"]
     means = {name: values.mean(axis=1) for name, values in full.items()}
     # The bias is of first order in 1/neurons.
-    biases = {
-        name: (means[name] - reduced[name].mean(axis=1)) / (REDUCTION - 1) for name in means
-    }
+    biases = {name: (means[name] - reduced[name].mean(axis=1)) / (REDUCTION - 1) for name in means}
     errors = {
         name: np.hypot(values.std(axis=1, ddof=1) / math.sqrt(replicates), biases[name])
         for name, values in full.items()

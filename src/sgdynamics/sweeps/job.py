@@ -19,8 +19,8 @@ from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.problems.wide_network import WideNetwork
 from sgdynamics.problems.starts import random_start, start
+from sgdynamics.problems.wide_network import WideNetwork
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.results.records import (
     algorithm_from,
