@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from sgdynamics.problems.starts import start as start
     from sgdynamics.problems.teacher_student import MultiIndex as MultiIndex
     from sgdynamics.problems.teacher_student import TeacherStudent as TeacherStudent
+    from sgdynamics.problems.wide_network import WideNetwork as WideNetwork
     from sgdynamics.results.citing import cite as cite
     from sgdynamics.results.datasets import algorithm_of as algorithm_of
     from sgdynamics.results.datasets import problem_of as problem_of
@@ -174,6 +175,7 @@ _PACKAGE_OF = {
     "TeacherStudent": "sgdynamics.problems.teacher_student",
     "Training": "sgdynamics.algorithms.from_training",
     "WeakRecovery": "sgdynamics.statics.weak_recovery",
+    "WideNetwork": "sgdynamics.problems.wide_network",
     "algorithm_of": "sgdynamics.results.datasets",
     "bayes_optimal": "sgdynamics.statics.bayes",
     "best_share": "sgdynamics.solvers.presets",

@@ -320,6 +320,18 @@ CALLS = {
             "teacher": [0.6, 0.8],
         },
     ),
+    "WideNetwork": (
+        sgd.WideNetwork,
+        {
+            "inputs": [[1.0, 0.5], [0.2, -1.0]],
+            "labels": [1.0, -1.0],
+            "hidden_layers": 2,
+            "activation": "tanh",
+            "gamma0": 1.0,
+            "test_inputs": [[0.3, 0.1]],
+            "test_labels": [0.5],
+        },
+    ),
     "Start": (
         sgd.Start,
         {

@@ -22,6 +22,7 @@ KINDS: dict[str, str] = {
     "spiked tensor": "SpikedTensor",
     "own dynamics": "a subclass of Dynamics",
     "deep linear": "DeepLinear",
+    "wide network": "WideNetwork",
     "temperature": "one-pass SGD at a temperature",
     "other batch": "one-pass SGD with a non-integer or scheduled batch size",
     "other update": (
@@ -105,6 +106,12 @@ NO_DEEP_LINEAR = (
     "a deep linear network has no overlaps of rows, which are needed here. Use sgd.solve_dmft, "
     "sgd.solve_large_batch, sgd.simulate or sgd.sweep."
 )
+NO_WIDE_NETWORK = (
+    "an infinitely wide network on a given data set has no Gaussian inputs and no overlaps, which "
+    "are needed here. Use sgd.solve_dmft or sgd.sweep."
+)
+# Kinds that questions do not support, except for those that say so (None).
+RARELY_SUPPORTED = {"deep linear": NO_DEEP_LINEAR, "wide network": NO_WIDE_NETWORK}
 # Algorithms that no question supports for a deep linear network.
 DEEP_LINEAR_ALGORITHMS = {
     "temperature": ("thermal noise is not supported for deep linear networks. Use temperature=0."),
@@ -125,6 +132,12 @@ DEEP_LINEAR_ALGORITHMS = {
         "sgd.MultiPassSGD(...)."
     ),
 }
+# Algorithms on a data set that no question supports for a wide network.
+WIDE_NETWORK_ALGORITHMS = dict.fromkeys(
+    ("epochs", "message passing"),
+    "wide networks are trained with sgd.GradientDescent(...) or sgd.MultiPassSGD(...). Use one of "
+    "these.",
+)
 INFINITE_VARIANCE = (
     "its variance is infinite, so steps of the squared loss have no second moment and this theory "
     "does not apply. Use sgd.updates.sign(), sgd.updates.clipped(...) or sgd.updates.normalised() "
@@ -136,7 +149,9 @@ _INFINITE_FOURTH_MOMENT = (
 )
 
 # Groups of kinds that are usually unsupported together.
-REGULARISERS = dict.fromkeys(("dropout", "contexts", "students", "other inputs"), ONE_PASS_REGULARISERS)
+REGULARISERS = dict.fromkeys(
+    ("dropout", "contexts", "students", "other inputs"), ONE_PASS_REGULARISERS
+)
 OTHER_UPDATES = dict.fromkeys(("other update", "coordinatewise update"), PLAIN_SGD)
 OTHER_STEPS = {"temperature": PLAIN_SGD, **OTHER_UPDATES}
 PLAIN_ONE_PASS = {"other batch": INTEGER_BATCH, **OTHER_STEPS, "fixed data": FRESH_SAMPLES}
@@ -159,9 +174,8 @@ def discontinuous_drift(consequence: str) -> str:
 def why_not(question: str, kind: str) -> str | None:
     """The reason why a question does not support a kind, or None if it does."""
     unsupported = registry.find(question).unsupported
-    # Questions that support deep linear networks say so (None).
-    if kind == "deep linear":
-        return unsupported.get(kind, NO_DEEP_LINEAR)
+    if kind in RARELY_SUPPORTED:
+        return unsupported.get(kind, RARELY_SUPPORTED[kind])
     return unsupported.get(kind, unsupported.get(GENERAL_KIND.get(kind, "")))
 
 
@@ -180,7 +194,7 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
     on_data = bool({"fixed data", "epochs", "message passing"} & set(algorithm_kinds))
     for kind in (*problem_kinds, *algorithm_kinds):
         reason = why_not(question, kind)
-        # Four combinations of a problem and an algorithm are unsupported by every question.
+        # Five combinations of a problem and an algorithm are unsupported by every question.
         if kind == "rule" and on_data:
             reason = NO_OVERLAPS_ON_DATA
         if kind in REGULARISERS and on_data:
@@ -189,6 +203,8 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
             reason = PLAIN_SGD
         if "top" in problem_kinds and kind in UPDATES_ON_DATA:
             reason = NO_UPDATE_OF_TOPS
+        if "wide network" in problem_kinds and kind in WIDE_NETWORK_ALGORITHMS:
+            reason = WIDE_NETWORK_ALGORITHMS[kind]
         if "deep linear" in problem_kinds and kind in DEEP_LINEAR_CHECKED:
             # Momentum is supported. The dynamics names other updates that are not.
             default = reason if kind == "fixed data" else None

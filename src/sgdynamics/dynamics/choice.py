@@ -17,7 +17,9 @@ from sgdynamics.dynamics.sliding import SlidingDynamics
 from sgdynamics.dynamics.spiked_tensor import SpikedDynamics
 from sgdynamics.dynamics.updates import UpdateDynamics
 from sgdynamics.dynamics.user import UserDynamics
+from sgdynamics.dynamics.wide_network import WideNetworkDynamics
 from sgdynamics.problems.deep_linear import DeepLinear
+from sgdynamics.problems.wide_network import WideNetwork
 
 
 def dynamics_of(
@@ -31,6 +33,8 @@ def dynamics_of(
     on_data = isinstance(algorithm, FixedData)
     if isinstance(problem, DeepLinear):
         return (DeepDataDynamics if on_data else DeepLinearDynamics)(problem, algorithm)
+    if isinstance(problem, WideNetwork):
+        return WideNetworkDynamics(problem, validate_fixed_data(algorithm))
     if on_data and "fields" in problem.kinds:
         kind: type[FixedDataDynamics] = FixedDataDynamics
         if "epochs" in algorithm.kinds:

@@ -200,7 +200,9 @@ class Students(Problem):
 
     def _weight_decay(self, learning: list[str], width: int) -> Any:
         """Return the weight decay of all rows: one number, or a column of one per row."""
-        decays = {name: self.students[name].problem._parameters["weight_decay"] for name in learning}
+        decays = {
+            name: self.students[name].problem._parameters["weight_decay"] for name in learning
+        }
         if all(not is_scheduled(decay) and decay == 0.0 for decay in decays.values()):
             return np.float64(0.0)
         column = np.zeros((width, 1))

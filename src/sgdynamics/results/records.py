@@ -29,6 +29,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import random_start, start
 from sgdynamics.problems.teacher_student import TeacherStudent
+from sgdynamics.problems.wide_network import WideNetwork
 from sgdynamics.problems.wide_starts import MeanFieldStart
 
 CLASSES: dict[str, Callable[..., Any]] = {
@@ -36,6 +37,7 @@ CLASSES: dict[str, Callable[..., Any]] = {
     "GaussianMixture": GaussianMixture.from_record,
     "SpikedTensor": SpikedTensor,
     "DeepLinear": DeepLinear,
+    "WideNetwork": WideNetwork,
 }
 KINDS: dict[str, Callable[..., Any]] = {
     "OnePassSGD": OnePassSGD,
@@ -159,9 +161,9 @@ def start_of(
     drawn at `dimension`, unless its record or the spectrum of the problem has another one.
     """
     values = _plain_record("start", record)
-    if "deep linear" in problem.kinds:
+    if {"deep linear", "wide network"} & set(problem.kinds):
         if values:
-            fix = "a deep linear network starts from its random weights. Omit the start."
+            fix = "deep linear and wide networks start from random weights. Omit the start."
             raise checks.reject("start", values, fix)
         return None
     if "own dynamics" in problem.kinds:

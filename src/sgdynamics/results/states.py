@@ -52,9 +52,10 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
     """
     checks.result("result", result, "time", "run", "t")
     require_runs(result)
-    if "squared_norm" in result:
-        fix = "the weights of a deep linear network are not recorded. Solve again with more steps."
-        raise checks.reject("result", "of a DeepLinear", fix)
+    if "squared_norm" in result or "tangent_kernel" in result:
+        kind = "a deep linear" if "squared_norm" in result else "a wide"
+        fix = f"the weights of {kind} network are not recorded. Solve again with more steps."
+        raise checks.reject("result", f"of {kind} network", fix)
     point = result.isel(time=_find_save_point(result, time))
     kind, values = _read_states(point, ("run",))
     finite = [np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in values.values()]

@@ -37,12 +37,14 @@ from sgdynamics.fixed_data.response_sweep import (
 from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.wide_network import WideNetwork
 from sgdynamics.simulation.devices import choose_devices
 from sgdynamics.solvers.call import SolverCall, validate_call
 from sgdynamics.solvers.deep_linear import solve_limit
 from sgdynamics.solvers.dmft_cells import States, cell_levels, limit_of_epochs
 from sgdynamics.solvers.dmft_result import Solutions, dmft_result
 from sgdynamics.solvers.state_evolution import state_evolution
+from sgdynamics.solvers.wide_network import solve_wide_network
 
 DEFAULT_OPTIONS = DMFT()
 PATHS, REPLICATES = 20000, 4
@@ -58,7 +60,7 @@ FEW_COORDINATES = 100  # blocks with fewer coordinates are far from the limit
 @checks.argument_hints(HINTS)
 @float64
 def solve_dmft(
-    problem: Problem | DeepLinear,
+    problem: Problem | DeepLinear | WideNetwork,
     algorithm: FixedData | OnePassSGD,
     start: Start | None = None,
     *,
@@ -83,15 +85,15 @@ def solve_dmft(
 
     Parameters
     ----------
-    problem : Problem or DeepLinear
-        The learning problem, with Gaussian inputs.
+    problem : Problem, DeepLinear or WideNetwork
+        The learning problem, with Gaussian inputs, or with the given inputs of a wide network.
     algorithm : GradientDescent, MultiPassSGD, PersistentSGD, Langevin, EpochSGD or AMP
         The training algorithm on a fixed data set. With ``AMP`` the limit is its state evolution,
         without paths and without ``train_risk``. For a ``DeepLinear`` also ``OnePassSGD``.
     start : Start, optional
-        Initial condition of one or several runs; none for a ``DeepLinear``. A run that starts at
-        M = 0 stays there up to the sampling error of the paths; if M = 0 is unstable, this error
-        makes the run leave it.
+        Initial condition of one or several runs; none for a ``DeepLinear`` or a ``WideNetwork``. A
+        run that starts at M = 0 stays there up to the sampling error of the paths; if M = 0 is
+        unstable, this error makes the run leave it.
     times : array_like, optional
         Save points in t = lr steps, rounded to whole steps. With ``EpochSGD`` in t = lr steps/d,
         rounded to 4/m of an epoch of m cells.
@@ -100,7 +102,8 @@ def solve_dmft(
     steps : array_like, optional
         Save points in steps. Not available with ``EpochSGD``, whose epochs have infinitely many.
     paths : int, default 20000
-        Total number of Monte Carlo paths of the effective process.
+        Total number of Monte Carlo paths of the effective process; for a ``WideNetwork`` of
+        sampled neurons per layer.
     seed : int, default 0
         Seed of the random number generator.
     replicates : int, default 4
@@ -188,6 +191,15 @@ def solve_dmft(
     are ``overlap``, ``squared_norm``, ``excess_risk``, ``risk``, ``train_risk`` and
     ``layer_change``, without standard errors. One pass is solved by cells as above.
 
+    **Wide networks.** For a ``WideNetwork`` the paths are quasi-random neurons of each layer, and
+    the basis is that of the features and gradients of all steps so far. ``tolerance`` defaults to
+    3e-3 there. More than a tenth as many directions as neurons raise ValueError, because a finite
+    network is then as good. The variables are ``outputs`` (f at the training inputs),
+    ``train_risk``, ``feature_kernel`` (mean s(h_l) s(h_l') over the neurons of a layer),
+    ``gradient_kernel`` (mean g_l g_l' with g_l = gamma0 N df/dh_l), ``tangent_kernel``, and with
+    test inputs ``test_outputs``, ``test_kernel`` (feature kernel between test and training inputs)
+    and ``test_risk``, each with its ``_standard_error``. ``two_time`` and ``cells`` do not apply.
+
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=1, activation="linear")
@@ -209,6 +221,24 @@ def solve_dmft(
             alpha=alpha,
             steps=steps,
             cells=cells,
+            progress=progress,
+            record=record,
+            evaluate=evaluate,
+        )
+    if isinstance(problem, WideNetwork):
+        return solve_wide_network(
+            problem,
+            validate_fixed_data(algorithm),
+            start,
+            times=times,
+            alpha=alpha,
+            steps=steps,
+            paths=paths,
+            replicates=replicates,
+            two_time=two_time,
+            cells=cells,
+            method=method,
+            seed=seed,
             progress=progress,
             record=record,
             evaluate=evaluate,

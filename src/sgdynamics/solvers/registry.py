@@ -128,6 +128,7 @@ ENTRIES = [
         unsupported={
             **ON_DATA,
             "deep linear": None,
+            "wide network": None,
             "update on data": None,
             "coordinatewise update on data": COORDINATES_ON_DATA,
         },
@@ -200,7 +201,7 @@ ENTRIES = [
     Question(
         "sweep",
         "sgdynamics.sweeps.sweeping:sweep",
-        unsupported={"deep linear": None},
+        unsupported={"deep linear": None, "wide network": None},
         example={"solver": "simulate", "steps": [1], "dimension": 50, "over": {"lr": [0.1]}},
         label_noise="any",
     ),

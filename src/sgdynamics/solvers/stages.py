@@ -7,7 +7,6 @@ their own, and no equation is new. Rows that no later stage reads are dropped, w
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -378,7 +377,10 @@ def _run_stage(
     check_student(planned.name, stage.problem)
     assert stacked is not None
     initial_rows = _initial_rows(planned, start, stacked, arguments)
-    problems = {planned.name: stage.problem, **{name: stacked.problems[name] for name in planned.kept}}
+    problems = {
+        planned.name: stage.problem,
+        **{name: stacked.problems[name] for name in planned.kept},
+    }
     joint = _joint_problem(planned, problems)
     truth = {"truth": joint.with_truth([planned.name])}
     others = arguments.get("evaluate") or {}
@@ -470,9 +472,7 @@ def _stack_fresh(
     upper = np.concatenate([new.Q_blocks, cross], axis=3)
     lower = np.concatenate([np.swapaxes(cross, -1, -2), old.Q_blocks], axis=3)
     count = problem.width
-    rows = {
-        name: slice(own.start + count, own.stop + count) for name, own in kept.rows.items()
-    }
+    rows = {name: slice(own.start + count, own.stop + count) for name, own in kept.rows.items()}
     joined = Start(
         M, np.concatenate([upper, lower], axis=2), np.concatenate([new.a, old.a], axis=1)
     )
@@ -532,8 +532,12 @@ def _public_result(result: xr.Dataset, problem: Problem, has_others: bool) -> xr
     if not has_others:
         public = public.drop_dims("evaluation")
     if problem.structure.has_excess:
-        floor: Any = problem.noise_floor if not problem.scheduled else np.array(
-            [problem.at(float(point)).noise_floor for point in public["alpha"].values]
+        floor: Any = (
+            problem.noise_floor
+            if not problem.scheduled
+            else np.array(
+                [problem.at(float(point)).noise_floor for point in public["alpha"].values]
+            )
         )
         excess = (public["risk"] - floor).assign_attrs(long_name="excess risk")
         public = public.assign(excess_risk=excess)
