@@ -21,6 +21,7 @@ KINDS: dict[str, str] = {
     "spiked tensor": "SpikedTensor",
     "own dynamics": "a subclass of Dynamics",
     "deep linear": "DeepLinear",
+    "diagonal": "DiagonalNetwork",
     "temperature": "one-pass SGD at a temperature",
     "other batch": "one-pass SGD with a non-integer or scheduled batch size",
     "other update": (
@@ -101,6 +102,18 @@ DEEP_LINEAR_ALGORITHMS = {
         "sgd.MultiPassSGD(...)."
     ),
 }
+NO_DIAGONAL = (
+    "the weights of a diagonal network do not close on overlaps of rows, which are needed here. Use "
+    "sgd.solve_ode, sgd.solve_dmft, sgd.simulate or sgd.sweep."
+)
+# Algorithms that no question supports for a diagonal network.
+DIAGONAL_ALGORITHMS = dict.fromkeys(
+    ("temperature", "other update", "coordinatewise update"),
+    "diagonal networks are trained by plain steps. Use update=None and no temperature.",
+) | dict.fromkeys(
+    ("epochs", "message passing"),
+    "diagonal networks support sgd.GradientDescent(...) and sgd.MultiPassSGD(...) on a data set.",
+)
 INFINITE_VARIANCE = (
     "its variance is infinite, so steps of the squared loss have no second moment and this theory "
     "does not apply. Use sgd.updates.sign(), sgd.updates.clipped(...) or sgd.updates.normalised() "
@@ -127,9 +140,11 @@ def discontinuous_drift(consequence: str) -> str:
 def why_not(question: str, kind: str) -> str | None:
     """The reason why a question does not support a kind, or None if it does."""
     unsupported = registry.find(question).unsupported
-    # Questions that support deep linear networks say so (None).
+    # Questions that support deep linear or diagonal networks say so (None).
     if kind == "deep linear":
         return unsupported.get(kind, NO_DEEP_LINEAR)
+    if kind == "diagonal":
+        return unsupported.get(kind, NO_DIAGONAL)
     return unsupported.get(kind, unsupported.get(GENERAL_KIND.get(kind, "")))
 
 
@@ -159,6 +174,8 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
             # Momentum is supported. The dynamics names other updates that are not.
             default = reason if kind == "fixed data" else None
             reason = DEEP_LINEAR_ALGORITHMS.get(kind, default)
+        if "diagonal" in problem_kinds:
+            reason = DIAGONAL_ALGORITHMS.get(kind, reason)
         if reason is not None:
             argument = ARGUMENT.get(kind, "problem")
             values = {"problem": problem, "algorithm": algorithm}

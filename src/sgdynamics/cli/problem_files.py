@@ -172,8 +172,8 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
         decode(f"the result's attribute {key}", result.attrs.get(key))
         for key in ("problem", "algorithm")
     )
-    # A deep linear network starts from its random weights.
-    has_start = problem.get("kind") != "DeepLinear"
+    # These problems state their initial weights themselves.
+    has_start = problem.get("kind") not in ("DeepLinear", "DiagonalNetwork")
     first = start_from(result, 0) if has_start else None
     if not has_start:
         overlaps = {}

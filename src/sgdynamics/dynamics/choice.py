@@ -10,6 +10,7 @@ from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.base.support import require
 from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.dynamics.deep_linear import DeepDataDynamics, DeepLinearDynamics
+from sgdynamics.dynamics.diagonal import DiagonalDataDynamics, DiagonalDynamics
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.fixed_data import AMPDynamics, EpochDynamics, FixedDataDynamics
 from sgdynamics.dynamics.protocol import Dynamics
@@ -18,6 +19,7 @@ from sgdynamics.dynamics.spiked_tensor import SpikedDynamics
 from sgdynamics.dynamics.updates import UpdateDynamics
 from sgdynamics.dynamics.user import UserDynamics
 from sgdynamics.problems.deep_linear import DeepLinear
+from sgdynamics.problems.diagonal import DiagonalNetwork
 
 
 def dynamics_of(
@@ -31,6 +33,9 @@ def dynamics_of(
     if isinstance(problem, DeepLinear):
         on_data = isinstance(algorithm, FixedData)
         return (DeepDataDynamics if on_data else DeepLinearDynamics)(problem, algorithm)
+    if isinstance(problem, DiagonalNetwork):
+        on_data = isinstance(algorithm, FixedData)
+        return (DiagonalDataDynamics if on_data else DiagonalDynamics)(problem, algorithm)
     if isinstance(algorithm, FixedData) and "fields" in problem.kinds:
         kind: type[FixedDataDynamics] = FixedDataDynamics
         if "epochs" in algorithm.kinds:

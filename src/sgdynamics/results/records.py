@@ -22,6 +22,7 @@ from sgdynamics.base.controls import is_scheduled, piecewise_rate
 from sgdynamics.base.identity import function_identity
 from sgdynamics.problems.contexts import Contexts, contexts
 from sgdynamics.problems.deep_linear import DeepLinear
+from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.models import MODELS
 from sgdynamics.problems.overlap_starts import Start
@@ -36,6 +37,7 @@ CLASSES: dict[str, Callable[..., Any]] = {
     "GaussianMixture": GaussianMixture.from_record,
     "SpikedTensor": SpikedTensor,
     "DeepLinear": DeepLinear,
+    "DiagonalNetwork": DiagonalNetwork,
 }
 KINDS: dict[str, Callable[..., Any]] = {
     "OnePassSGD": OnePassSGD,
@@ -162,6 +164,11 @@ def start_of(
     if "deep linear" in problem.kinds:
         if values:
             fix = "a deep linear network starts from its random weights. Omit the start."
+            raise checks.reject("start", values, fix)
+        return None
+    if "diagonal" in problem.kinds:
+        if values:
+            fix = "the problem states the initial weights of a diagonal network. Omit the start."
             raise checks.reject("start", values, fix)
         return None
     if "own dynamics" in problem.kinds:

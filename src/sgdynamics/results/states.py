@@ -52,9 +52,12 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
     """
     checks.result("result", result, "time", "run", "t")
     require_runs(result)
-    if "squared_norm" in result:
+    if "squared_norm" in result and "imbalance" not in result:
         fix = "the weights of a deep linear network are not recorded. Solve again with more steps."
         raise checks.reject("result", "of a DeepLinear", fix)
+    if "imbalance" in result:
+        fix = "the weights of a diagonal network are not recorded. Solve again with more steps."
+        raise checks.reject("result", "of a DiagonalNetwork", fix)
     point = result.isel(time=_find_save_point(result, time))
     kind, values = _read_states(point, ("run",))
     finite = [np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in values.values()]

@@ -50,7 +50,8 @@ ENTRIES = [
         unsupported={
             "fixed data": (
                 "the ODE describes fresh samples. Use sgd.solve_dmft for a fixed data set."
-            )
+            ),
+            "diagonal": None,
         },
         example={"times": [1.0]},
         label_noise="finite variance or bounded steps",
@@ -124,7 +125,7 @@ ENTRIES = [
     Question(
         "solve_dmft",
         "sgdynamics.solvers.dmft:solve_dmft",
-        unsupported={**ON_DATA, "deep linear": None},
+        unsupported={**ON_DATA, "deep linear": None, "diagonal": None},
         example={"alpha": [6.0]},
         can_be_swept=True,
         methods=(Method("dmft", "DMFT", run_keys=("seed",), counts_steps=True),),
@@ -157,7 +158,7 @@ ENTRIES = [
     Question(
         "simulate",
         "sgdynamics.solvers.simulate:simulate",
-        unsupported={"other batch": INTEGER_BATCH, "deep linear": None},
+        unsupported={"other batch": INTEGER_BATCH, "deep linear": None, "diagonal": None},
         example={"steps": [1], "dimension": 50},
         label_noise="any",
         can_be_swept=True,
@@ -194,7 +195,7 @@ ENTRIES = [
     Question(
         "sweep",
         "sgdynamics.sweeps.sweeping:sweep",
-        unsupported={"deep linear": None},
+        unsupported={"deep linear": None, "diagonal": None},
         example={"solver": "simulate", "steps": [1], "dimension": 50, "over": {"lr": [0.1]}},
         label_noise="any",
     ),
