@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from sgdynamics.problems.activations import polynomial as polynomial
     from sgdynamics.problems.contexts import contexts as contexts
     from sgdynamics.problems.deep_linear import DeepLinear as DeepLinear
+    from sgdynamics.problems.diagonal import DiagonalNetwork as DiagonalNetwork
     from sgdynamics.problems.from_network import from_network as from_network
     from sgdynamics.problems.mixture import GaussianMixture as GaussianMixture
     from sgdynamics.problems.moves import Move as Move
@@ -150,6 +151,7 @@ _PACKAGE_OF = {
     "FixedPoint": "sgdynamics.analysis.fixed_points",
     "Forecast": "sgdynamics.scaling.forecast",
     "DeepLinear": "sgdynamics.problems.deep_linear",
+    "DiagonalNetwork": "sgdynamics.problems.diagonal",
     "GaussianMixture": "sgdynamics.problems.mixture",
     "GradientDescent": "sgdynamics.algorithms.fixed_data",
     "HessianSpectrum": "sgdynamics.analysis.landscape",

@@ -2,6 +2,7 @@
 
 from sgdynamics.problems.activations import Activation, polynomial
 from sgdynamics.problems.deep_linear import DeepLinear
+from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
@@ -13,6 +14,7 @@ from sgdynamics.problems.wide_network import WideNetwork
 __all__ = [
     "Activation",
     "DeepLinear",
+    "DiagonalNetwork",
     "GaussianMixture",
     "MultiIndex",
     "Problem",

@@ -81,6 +81,16 @@ VARIABLES: dict[str, Variable] = {
         ("layer", "test_sample", "sample"),
         "test feature kernel",
     ),
+    "l1_norm": Variable("mean absolute weight E|a|", (), "mean absolute weight"),
+    "imbalance": Variable("mean imbalance |u^2 - v^2| of the layers", (), "imbalance $c$"),
+    "weight_mean": Variable(
+        "mean predictor weight by teacher weight", ("teacher_weight",), "mean weight"
+    ),
+    "weight_square": Variable(
+        "mean squared predictor weight by teacher weight",
+        ("teacher_weight",),
+        "mean squared weight",
+    ),
     "M_block": Variable("overlaps, block by block", ("block", "unit", "signal"), is_compared=False),
     "Q_block": Variable(
         "Gram matrix, block by block", ("block", "unit", "unit_other"), is_compared=False

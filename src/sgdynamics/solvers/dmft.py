@@ -35,12 +35,14 @@ from sgdynamics.fixed_data.response_sweep import (
     response_form_obstacle,
 )
 from sgdynamics.problems.deep_linear import DeepLinear
+from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.wide_network import WideNetwork
 from sgdynamics.simulation.devices import choose_devices
 from sgdynamics.solvers.call import SolverCall, validate_call
 from sgdynamics.solvers.deep_linear import solve_limit
+from sgdynamics.solvers.diagonal import solve_paths
 from sgdynamics.solvers.dmft_cells import States, cell_levels, limit_of_epochs
 from sgdynamics.solvers.dmft_result import Solutions, dmft_result
 from sgdynamics.solvers.state_evolution import state_evolution
@@ -60,7 +62,7 @@ FEW_COORDINATES = 100  # blocks with fewer coordinates are far from the limit
 @checks.argument_hints(HINTS)
 @float64
 def solve_dmft(
-    problem: Problem | DeepLinear | WideNetwork,
+    problem: Problem | DeepLinear | DiagonalNetwork | WideNetwork,
     algorithm: FixedData | OnePassSGD,
     start: Start | None = None,
     *,
@@ -85,13 +87,13 @@ def solve_dmft(
 
     Parameters
     ----------
-    problem : Problem, DeepLinear or WideNetwork
+    problem : Problem, DeepLinear, DiagonalNetwork or WideNetwork
         The learning problem, with Gaussian inputs, or with the given inputs of a wide network.
     algorithm : GradientDescent, MultiPassSGD, PersistentSGD, Langevin, EpochSGD or AMP
         The training algorithm on a fixed data set. With ``AMP`` the limit is its state evolution,
         without paths and without ``train_risk``. For a ``DeepLinear`` also ``OnePassSGD``.
     start : Start, optional
-        Initial condition of one or several runs; none for a ``DeepLinear`` or a ``WideNetwork``. A
+        Initial condition of one or several runs; none for the other problems than a ``Problem``. A
         run that starts at M = 0 stays there up to the sampling error of the paths; if M = 0 is
         unstable, this error makes the run leave it.
     times : array_like, optional
@@ -244,6 +246,22 @@ def solve_dmft(
             evaluate=evaluate,
         )
     algorithm = validate_fixed_data(algorithm)
+    if isinstance(problem, DiagonalNetwork):
+        _require_paths_only(two_time, method, cells)
+        return solve_paths(
+            problem,
+            algorithm,
+            start,
+            times=times,
+            alpha=alpha,
+            steps=steps,
+            paths=paths,
+            seed=seed,
+            replicates=replicates,
+            progress=progress,
+            record=record,
+            evaluate=evaluate,
+        )
     if start is None:
         raise checks.reject("start", start, "pass sgd.start(...) or sgd.random_start(...).")
     if isinstance(algorithm, AMP):
@@ -329,6 +347,19 @@ def _require_defaults(paths: int, replicates: int, two_time: bool, method: DMFT)
     for name, (value, default) in defaults.items():
         if value != default:
             fix = f"the limit of a deep linear network is deterministic. Omit {name}."
+            raise checks.reject(name, value, fix)
+
+
+def _require_paths_only(two_time: bool, method: DMFT, cells: int | None) -> None:
+    """Raise ValueError for options that a diagonal network does not have."""
+    defaults = {
+        "two_time": (two_time, False),
+        "method": (method, DEFAULT_OPTIONS),
+        "cells": (cells, None),
+    }
+    for name, (value, default) in defaults.items():
+        if value != default:
+            fix = f"diagonal networks are solved by paths of their weights. Omit {name}."
             raise checks.reject(name, value, fix)
 
 

@@ -16,6 +16,7 @@ from sgdynamics.base.arrays import Function
 from sgdynamics.base.identity import digest, object_identity, plain
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.problems.deep_linear import DeepLinear
+from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
@@ -49,7 +50,14 @@ Path = tuple[str, ...]  # the place of a parameter, such as ("problem", "noise")
 # A problem, an algorithm or an initial condition of a sweep: the object, its record, or None if the
 # solver needs none. The initial condition may also be a function of the problem and the parameters.
 ProblemArgument = (
-    Problem | SpikedTensor | DeepLinear | WideNetwork | Dynamics | Mapping[str, Any] | None
+    Problem
+    | SpikedTensor
+    | DeepLinear
+    | DiagonalNetwork
+    | WideNetwork
+    | Dynamics
+    | Mapping[str, Any]
+    | None
 )
 AlgorithmArgument = OnePassSGD | FixedData | Mapping[str, Any] | None
 StartArgument = Start | SpikedStart | MeanFieldStart | Mapping[str, Any] | Function | None
