@@ -92,8 +92,8 @@ NO_OVERLAPS_ON_DATA = (
     "sgd.OnePassSGD(...), for a Rule or a loss that reads overlaps."
 )
 ONE_PASS_REGULARISERS = (
-    "dropout, input noise, contexts and several students are not supported here. Use one-pass SGD and sgd.solve_ode, "
-    "sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
+    "dropout, input noise, contexts and several students are not supported here. Use one-pass SGD "
+    "and sgd.solve_ode, sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
 )
 NO_SPIKED_TENSOR = (
     "a spiked tensor has no Gaussian inputs, which are needed here. Use sgd.solve_ode, "
@@ -112,8 +112,8 @@ NO_WIDE_NETWORK = (
     "are needed here. Use sgd.solve_dmft or sgd.sweep."
 )
 NO_DIAGONAL = (
-    "the weights of a diagonal network do not close on overlaps of rows, which are needed here. Use "
-    "sgd.solve_ode, sgd.solve_dmft, sgd.simulate or sgd.sweep."
+    "the weights of a diagonal network do not close on overlaps of rows, which are needed here. "
+    "Use sgd.solve_ode, sgd.solve_dmft, sgd.simulate or sgd.sweep."
 )
 # Kinds that questions do not support, except for those that say so (None).
 RARELY_SUPPORTED = {
