@@ -20,7 +20,10 @@ import numpy as np
 from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import PyTree
+from sgdynamics.base.arrays import (
+    Device,
+    PyTree,
+)
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.progress import Meter
 from sgdynamics.base.resources import available_bytes
@@ -127,7 +130,7 @@ class Sweep:
         self.required_bytes = 0
         self.memory: Memory | None = None
         self.train_losses: Mapping[str, Loss] = {}  # further losses whose training mean is computed
-        self.devices: Sequence[jax.Device] = ()  # among which groups of replicates are divided
+        self.devices: Sequence[Device] = ()  # among which groups of replicates are divided
         self.initial_risk: list[float] = []  # training risk at the start of each run, with epochs
 
     @property

@@ -7,7 +7,7 @@ its numbers at most by rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import PyTree, RandomKeys
+from sgdynamics.base.arrays import Device, PyTree, RandomKeys
 from sgdynamics.simulation.running import (
     NO_OBSERVATION,
     AdvanceResult,
@@ -26,11 +26,11 @@ from sgdynamics.simulation.running import (
     Simulator,
 )
 
-_LIMIT: ContextVar[list[jax.Device] | None] = ContextVar("devices", default=None)
+_LIMIT: ContextVar[Sequence[Device] | None] = ContextVar("devices", default=None)
 
 
 @contextmanager
-def limited_devices(devices: list[jax.Device]) -> Iterator[None]:
+def limited_devices(devices: Sequence[Device]) -> Iterator[None]:
     """Compute on these devices inside of this context, wherever a call does not set `devices`."""
     if devices == jax.local_devices():
         yield
@@ -43,7 +43,7 @@ def limited_devices(devices: list[jax.Device]) -> Iterator[None]:
         _LIMIT.reset(token)
 
 
-def choose_devices(devices: int | None) -> list[jax.Device]:
+def choose_devices(devices: int | None) -> Sequence[Device]:
     """Validate the argument `devices`: the first local devices, by default all of them."""
     available = jax.local_devices()
     if devices is None:
@@ -55,7 +55,7 @@ def choose_devices(devices: int | None) -> list[jax.Device]:
     return available[:count]
 
 
-def over_devices(simulator: Simulator, devices: list[jax.Device]) -> Simulator:
+def over_devices(simulator: Simulator, devices: Sequence[Device]) -> Simulator:
     """The simulator on several devices; the simulator itself for one, or where it holds data."""
     if len(devices) == 1 or not simulator.divides_over_devices:
         return simulator
@@ -79,7 +79,7 @@ class SeveralDevices(Simulator):
 
     divides_over_devices = False
 
-    def __init__(self, simulator: Simulator, devices: list[jax.Device]) -> None:
+    def __init__(self, simulator: Simulator, devices: Sequence[Device]) -> None:
         self.simulator, self.devices = simulator, devices
         self.engine, self.on_train = simulator.engine, simulator.on_train
         self.drops_finished_runs = simulator.drops_finished_runs

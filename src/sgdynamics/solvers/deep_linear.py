@@ -13,7 +13,6 @@ import xarray as xr
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.progress import warn
 from sgdynamics.fixed_data.deep_linear import DeepSizes
@@ -25,6 +24,7 @@ from sgdynamics.results.datasets import largest_share
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation.running import run_until
 from sgdynamics.solvers.call import SolverCall, validate_call
+from sgdynamics.solvers.dmft_arguments import DMFTArguments
 from sgdynamics.solvers.dmft_cells import States, extrapolate_levels
 
 FEW_COORDINATES = 100  # a block of fewer coordinates has no deterministic limit
@@ -32,36 +32,16 @@ SMALLEST_CELLS = 32  # cells per unit of samples/d
 LARGEST_CELL = 0.05  # default largest lr depth gamma0^2 of a cell, at eigenvalue 1
 
 
-def solve_limit(
-    problem: DeepLinear,
-    algorithm: OnePassSGD | FixedData,
-    start: object,
-    *,
-    times: ArrayArgument | None,
-    alpha: ArrayArgument | None,
-    steps: ArrayArgument | None,
-    cells: int | None,
-    progress: bool | None,
-    record: Mapping[str, Any] | None,
-    evaluate: Mapping[str, Any] | None,
-) -> xr.Dataset:
+def solve_limit(arguments: DMFTArguments) -> xr.Dataset:
     """The limit of `solve_dmft`: on a fixed data set, or one pass by cells."""
-    on_data = isinstance(algorithm, FixedData)
-    if cells is not None and on_data:
-        raise checks.reject("cells", cells, "only used with sgd.OnePassSGD. Omit cells.")
-    call = validate_call(
-        "solve_dmft",
-        problem,
-        algorithm,
-        start,
-        times=times,
-        alpha=alpha,
-        steps=steps,
-        progress=progress,
-        whole_steps=on_data,
-        record=record,
-        evaluate=evaluate,
-    )
+    problem, cells = arguments.problem, arguments.cells
+    assert isinstance(problem, DeepLinear)
+    reason = "the limit of a deep linear network is deterministic"
+    arguments.require_defaults(reason, "paths", "replicates", "two_time", "method")
+    on_data = isinstance(arguments.algorithm, FixedData)
+    if on_data:
+        arguments.require_defaults("only used with sgd.OnePassSGD", "cells")
+    call = arguments.validate(whole_steps=on_data)
     require_many_coordinates(problem)
     if not on_data:
         return _solve_by_cells(call, cells)

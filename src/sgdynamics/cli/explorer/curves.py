@@ -40,7 +40,8 @@ class Theory:
     """Deterministic curves of one state.
 
     ``limit`` is the ODE of d -> infinity, ``finite`` the ODE whose drift is the exact mean of a
-    step at dimension d, None for optimisers. ``times`` are the save points, which end early where the ODE diverges.
+    step at dimension d, None for optimisers. ``times`` are the save points,
+    which end early where the ODE diverges.
     """
 
     times: np.ndarray
