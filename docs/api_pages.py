@@ -108,7 +108,9 @@ def sources() -> Iterator[tuple[str, str]]:
 def write_pages(app: Any) -> None:
     """Write the generated pages, and remove those of names that no longer exist."""
     GENERATED.mkdir(exist_ok=True)
-    pages = {page.name: page.text for name, text in sources() for page in with_tables(name, text)[1]}
+    pages: dict[str, str] = {}
+    for name, text in sources():
+        pages |= dict(with_tables(name, text)[1])
     for file in GENERATED.glob("*.md"):
         if file.stem not in pages:
             file.unlink()
