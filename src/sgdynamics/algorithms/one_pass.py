@@ -247,40 +247,8 @@ class OnePassSGD:
             raise checks.reject("batch", self.batch, fix)
         if self.law is not None and self.law.state_rate is not None:
             check_state_rate(self.law.state_rate, problem)
-        if self.law is None or structure is None:
-            return
-        if structure.trained and not self.law.trains_head:
-            raise checks.reject(
-                "update",
-                self.update,
-                'this update does not train a head. Use head="fixed" or another update.',
-            )
-        if structure.top is not None:
-            fix = (
-                "optimisers and temperatures are not supported for problems with a top: only "
-                "plain SGD, with rates by leaf in head_rate. Omit update and temperature."
-            )
-            raise checks.reject("update", self.update, fix)
-        if structure.heads > 1:
-            raise checks.reject(
-                "update",
-                self.update,
-                "contexts with separate heads are only supported for plain SGD. Omit update.",
-            )
-        if (
-            structure.sample.context_spectra or structure.sample.noisy_inputs
-        ) and self.law.coordinatewise:
-            fix = (
-                "coordinatewise updates do not support input noise or contexts with different "
-                "covariances. Use an update that commutes with rotations."
-            )
-            raise checks.reject("update", self.update, fix)
-        if structure.constraint.fixes_norms and not self.law.allows_sphere:
-            raise checks.reject(
-                "update",
-                self.update,
-                "an average of rows does not stay on the sphere. Use constraint=None.",
-            )
+        if self.law is not None and structure is not None:
+            check_update(self.update, self.law, structure)
 
     @property
     def scheduled(self) -> bool:
@@ -409,6 +377,40 @@ class OnePassSGD:
         return record
 
 
+def check_update(update: Update | None, law: Law, structure: Structure) -> None:
+    """Raise ValueError if an update does not suit the structure of a problem."""
+    if structure.trained and not law.trains_head:
+        raise checks.reject(
+            "update",
+            update,
+            'this update does not train a head. Use head="fixed" or another update.',
+        )
+    if structure.top is not None:
+        fix = (
+            "optimisers and temperatures are not supported for problems with a top: only "
+            "plain SGD, with rates by leaf in head_rate. Omit update and temperature."
+        )
+        raise checks.reject("update", update, fix)
+    if structure.heads > 1:
+        raise checks.reject(
+            "update",
+            update,
+            "contexts with separate heads are only supported for plain SGD. Omit update.",
+        )
+    if (structure.sample.context_spectra or structure.sample.noisy_inputs) and law.coordinatewise:
+        fix = (
+            "coordinatewise updates do not support input noise or contexts with different "
+            "covariances. Use an update that commutes with rotations."
+        )
+        raise checks.reject("update", update, fix)
+    if structure.constraint.fixes_norms and not law.allows_sphere:
+        raise checks.reject(
+            "update",
+            update,
+            "an average of rows does not stay on the sphere. Use constraint=None.",
+        )
+
+
 def _validate_batch(value: object) -> int | float | Schedule:
     """Return an integer if possible, else a real number or a schedule for the theory."""
     is_real = isinstance(value, (float, np.floating))
@@ -509,10 +511,12 @@ def take_step(
     stride: Stride,
     dimension: Scalar | None,
     number: IntScalar,
+    kicks: tuple[Numeric, Numeric] | None = None,
 ) -> Rows:
     """Take one step on one batch, of plain SGD or of an update with a `law`.
 
-    Plain SGD does not need the dimension.
+    Plain SGD does not need the dimension. The `kicks` of rows and head are added to an update
+    before rows on the sphere are normalised.
     """
     if law is None:
         gradients = source.mean(state.rows, state.head, None, None)
@@ -525,11 +529,15 @@ def take_step(
         lr, D, number, algorithm["head_rate"], stride.weight_decay, stride.structure
     )
     change = increments(law, algorithm["update"], state, source, setting)
-    rows, p = state.rows + change.rows, stride.structure.width
+    rows, p = jnp.asarray(state.rows + change.rows), stride.structure.width
+    head = state.head + change.head if stride.structure.trained else state.head
+    if kicks is not None:
+        rows = rows.at[:p].add(kicks[0])
+        if stride.structure.trained:
+            head = jnp.asarray(head).at[: len(kicks[1])].add(kicks[1])
     if stride.structure.constraint.fixes_norms:
         lengths = jnp.sqrt(jnp.sum(rows[:p] ** 2, axis=-1, keepdims=True))
         rows = jnp.asarray(rows).at[:p].divide(lengths)
     scalars = tuple(x + dx for x, dx in zip(state.scalars, change.scalars, strict=True))
     squares = tuple(x + dx for x, dx in zip(state.squares, change.squares, strict=True))
-    head = state.head + change.head if stride.structure.trained else state.head
     return Rows(rows, head, scalars, squares, state.signals)

@@ -175,9 +175,9 @@ def _process_chunk(
     A_noise = data_along(noise[s:])
 
     # Fields lambda = A W^T: the stored A, and the rows that are not in memory yet
-    weights = matrices.rows
-    if matrices.perturbation is not None:
-        weights = jnp.concatenate([matrices.rows, matrices.perturbation])
+    weights = matrices.point
+    if matrices.point_perturbation is not None:
+        weights = jnp.concatenate([matrices.point, matrices.point_perturbation])
 
     def weights_at(slot: IntScalar, count: int) -> Float[Numeric, "m columns"]:
         selected = jax.lax.dynamic_slice(weights, (0, 0, slot), (len(weights), blocks, count))
@@ -195,7 +195,7 @@ def _process_chunk(
 
     # Next gradients, and all sums of the next step
     data = SampleData(chunk.used, samples, chunk.signals, chunk.draws)
-    g, head = sample_space_gradients(setup, step, data, fields, matrices.head)
+    g, head = sample_space_gradients(setup, step, data, fields, matrices.point_head)
     right = jnp.concatenate(
         [
             sample.tokens.correlate_inputs(parameters, g),

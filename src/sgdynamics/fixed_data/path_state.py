@@ -22,6 +22,7 @@ from sgdynamics.base.arrays import (
 from sgdynamics.fixed_data.conditioning import ConditionedState
 from sgdynamics.fixed_data.sample_space import observe_fields
 from sgdynamics.fixed_data.setup import Setup
+from sgdynamics.fixed_data.update_memory import UpdateMemory
 
 
 class Sums(NamedTuple):
@@ -68,6 +69,17 @@ class Paths(NamedTuple):
     perturbation: Float[Numeric, "p blocks capacity"] | None = None
     # Past gradients in P (row 0) and in the e_k of each block, where memory is bounded
     past_gradients: Float[Numeric, "bins p 1+blocks capacity"] | None = None
+    memory: UpdateMemory | None = None  # of an update, in the basis of the weights
+    answers: Answers | None = None  # first gradients of a step that evaluates several
+    # Change of further sets of rows, where R is computed
+    memory_perturbation: Float[Numeric, "rows blocks capacity"] | None = None
+
+
+class Answers(NamedTuple):
+    """First gradients of the present step, one per pass, where a step takes several passes."""
+
+    rows: Float[Numeric, "answers gradients blocks capacity"]
+    head: Float[Numeric, "answers p"]
 
 
 class ChunkArrays(NamedTuple):
@@ -147,7 +159,17 @@ def paths_from_state(
         sums=sums,
         last_lengths=jnp.zeros((s, blocks)),
         past_gradients=jnp.zeros((history, p, 1 + blocks, capacity)) if history else None,
+        memory=state.memory,
+        answers=_first_answers(setup, capacity),
     )
+
+
+def _first_answers(setup: Setup, capacity: int) -> Answers | None:
+    if setup.law is None:
+        return None
+    count = setup.passes - 1
+    shape = (count, setup.gradients_per_step, setup.structure.blocks, capacity)
+    return Answers(jnp.zeros(shape), jnp.zeros((count, setup.structure.head_size)))
 
 
 def initial_slots(setup: Setup) -> Slots:
@@ -193,16 +215,25 @@ def with_capacity(paths: Paths, capacity: int, lead: int) -> Paths:
     sums = paths.sums._replace(
         P=pad_axes(paths.sums.P, added, -1), A=pad_axes(paths.sums.A, added, -1)
     )
-    changes = {
+    changes: dict[str, Any] = {
         name: None if (leaf := getattr(paths, name)) is None else pad_axes(leaf, added, -1)
-        for name in ("rows", "perturbation", "past_gradients")
+        for name in ("rows", "perturbation", "past_gradients", "memory_perturbation")
     }
+    if paths.memory is not None:
+        assert paths.answers is not None
+        changes["memory"] = paths.memory._replace(rows=pad_axes(paths.memory.rows, added, -1))
+        changes["answers"] = paths.answers._replace(rows=pad_axes(paths.answers.rows, added, -1))
     P, A = pad_axes(paths.P, added, -2), pad_axes(paths.A, added, -2)
     return paths._replace(P=P, A=A, sums=sums, **changes)
 
 
 def observe(setup: Setup, parameters: Parameters, paths: Paths) -> dict[str, Numeric]:
     """M and Q per covariance block, a, and the mean loss over the paths, of one set."""
+    if setup.elsewhere:
+        # The gradient is evaluated at another point, whose fields the pass has computed.
+        A = paths.A.astype(paths.rows.dtype)
+        fields = jnp.einsum("pbk,cbkn->cnp", paths.rows, A, precision="highest")
+        paths = paths._replace(fields=fields)
     fields, signals, draws = jax.tree.map(
         lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]),
         (paths.fields, paths.signals, paths.draws),

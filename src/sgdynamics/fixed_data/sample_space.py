@@ -130,13 +130,17 @@ def observe_fields(
     losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
         fields, signals, head, draws, parameters
     )
+    M, Q = overlaps_from_rows(setup, parameters, rows)
+    return {"M": M, "Q": Q, "a": head, "train_risk": jnp.mean(losses, axis=0)}
+
+
+def overlaps_from_rows(
+    setup: Setup, parameters: Parameters, rows: Float[Numeric, "p blocks capacity"]
+) -> tuple[Float[Numeric, "blocks p K"], Float[Numeric, "blocks p p"]]:
+    """M and Q per covariance block, from coefficients in the orthonormal basis."""
     rows = jnp.moveaxis(rows, 1, 0)
     frame = parameters["frame"].astype(rows.dtype)
-    # The first K directions span the signals, s_r = sum_k frame_rk e_k; the basis is orthonormal.
-    on_signals = rows[..., : structure.signals]
-    return {
-        "M": jnp.einsum("bpk,brk->bpr", on_signals, frame, precision="highest"),
-        "Q": jnp.einsum("bpk,bqk->bpq", rows, rows, precision="highest"),
-        "a": head,
-        "train_risk": jnp.mean(losses, axis=0),
-    }
+    # The first K directions span the signals, s_r = sum_k frame_rk e_k.
+    on_signals = rows[..., : setup.structure.signals]
+    M = jnp.einsum("bpk,brk->bpr", on_signals, frame, precision="highest")
+    return M, jnp.einsum("bpk,bqk->bpq", rows, rows, precision="highest")

@@ -157,9 +157,7 @@ class Explorer(ThreadingHTTPServer):
             return forecasts.predict(forecasts.request_from(content))
 
     @contextmanager
-    def _turn(
-        self, page: str, number: int, lock: threading.Lock | None = None
-    ) -> Iterator[None]:
+    def _turn(self, page: str, number: int, lock: threading.Lock | None = None) -> Iterator[None]:
         """Wait for the computations before this one; raise Overtaken if a newer request waits."""
         if page:
             if len(self._newest) > 1000:
