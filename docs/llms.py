@@ -15,15 +15,24 @@ LONGEST = 200  # characters of a description
 
 HEAD = """# sgdynamics
 
-> A Python library for the exact high-dimensional dynamics of SGD: state a learning problem and an algorithm, and compute the theory
-> (ODE, SDE, dynamical mean-field theory, statics), a finite-dimensional simulation with the law of SGD, and their comparison.
+> A Python library for the exact high-dimensional dynamics of SGD: state a learning problem and an
+> algorithm, and compute the theory (ODE, SDE, dynamical mean-field theory, statics), a
+> finite-dimensional simulation with the law of SGD, and their comparison.
 
-`import sgdynamics as sgd`. Typical calls: `problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.01)`, `algorithm =
-sgd.OnePassSGD(lr=0.5)`, `start = sgd.random_start(problem, dimension=1000, seed=0)`, `theory = sgd.solve_ode(problem, algorithm,
-start, times=[0, 1, 2])`, `runs = sgd.simulate(problem, algorithm, start, times=[0, 1, 2], dimension=1000, runs=100)`,
-`sgd.compare(theory, runs)`. Results are `xarray.Dataset`. Inputs are normal with covariance I_d, a step is lr/d times the gradient,
-the loss is (f - y)^2/2, and f is the mean over units. `sgd.supported()` prints which function accepts which problem. Pages end in
-.html on the site; the paths below are those of the sources in docs/.
+A typical use:
+
+    import sgdynamics as sgd
+    problem = sgd.TeacherStudent(width=2, activation="erf", noise=0.01)
+    algorithm = sgd.OnePassSGD(lr=0.5)
+    start = sgd.random_start(problem, dimension=1000, seed=0)
+    theory = sgd.solve_ode(problem, algorithm, start, times=[0, 1, 2])
+    runs = sgd.simulate(problem, algorithm, start, times=[0, 1, 2], dimension=1000, runs=100)
+    table = sgd.compare(theory, runs)
+
+Results are `xarray.Dataset`. Inputs are normal with covariance I_d, a step is lr/d times the
+gradient, the loss is (f - y)^2/2, and f is the mean over units. `sgd.supported()` prints which
+function accepts which problem. Pages end in .html on the site; the paths below are those of the
+sources in docs/.
 """
 
 

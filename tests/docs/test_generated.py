@@ -139,16 +139,14 @@ def test_pictures_of_capabilities_are_current(name, tmp_path):
                     before[key], now[key], rtol=TOLERANCE, atol=1e-5, err_msg=key
                 )
     module.draw(stored, tmp_path / "redrawn.png")
-    pictures = [
-        matplotlib.image.imread(path)[..., :3] for path in (file, tmp_path / "redrawn.png")
-    ]
+    pictures = [matplotlib.image.imread(path)[..., :3] for path in (file, tmp_path / "redrawn.png")]
     assert pictures[0].shape == pictures[1].shape
     assert np.mean(np.abs(pictures[0] - pictures[1])) < 0.02
 
 
 @pytest.mark.parametrize("name", ["optimisers", "repeated_data", "power_laws", "attention"])
 def test_theory_and_runs_of_the_pictures_agree(name):
-    """The pictures of the README show agreement: within the errors, and corrections of order 1/d."""
+    """The pictures show agreement, within the errors and corrections of order 1/d."""
     stored = json.loads(Image.open(capabilities().file_of(name)).text["data"])
     for curve in stored["curves"]:
         theory, mean = np.array(curve["theory"]), np.array(curve["mean"])
