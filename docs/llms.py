@@ -72,8 +72,8 @@ def describe(name: str) -> tuple[str, str, str]:
         text = re.sub(r"^# ?", "", text, flags=re.MULTILINE)
     title = re.findall(r"^# (.*)", text, flags=re.MULTILINE)[0]
     body = re.sub(r"```.*?```", "", text.split(title, 1)[1], flags=re.DOTALL)
-    paragraphs = [part.strip() for part in body.split("\n\n") if part.strip()]
-    prose = next((part for part in paragraphs if part[0] not in "#|-!<"), "")
+    paragraphs = [text.strip() for text in body.split("\n\n") if text.strip()]
+    prose = next((paragraph for paragraph in paragraphs if paragraph[0] not in "#|-!<"), "")
     prose = re.sub(r"\{\w+\}`([^`<]*?)( <[^>]*>)?`", r"\1", " ".join(prose.split()))
     prose = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", prose)
     sentence = re.split(r"(?<=[.:])\s(?=[A-Z`])", prose, maxsplit=1)[0].rstrip(":")
@@ -82,13 +82,13 @@ def describe(name: str) -> tuple[str, str, str]:
 
 def llms_text() -> str:
     """The text of the file."""
-    text, seen = HEAD, set()
+    text, written = HEAD, set()
     for caption, names in sections():
         text += f"\n## {caption}\n\n"
         for name in names:
-            if name in seen:
+            if name in written:
                 continue
-            seen.add(name)
+            written.add(name)
             path, title, sentence = describe(name)
             text += f"- [{title}]({path}): {sentence}\n" if sentence else f"- [{title}]({path})\n"
     return text
