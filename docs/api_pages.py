@@ -83,13 +83,13 @@ def with_tables(page: str, text: str) -> tuple[str, list[GeneratedPage]]:
     pages: list[GeneratedPage] = []
 
     def replace(block: re.Match[str]) -> str:
-        rows, kept = [], ""
+        rows, remaining = [], ""
         for directive in sections.DIRECTIVE.finditer(block["directives"]):
-            new_rows, new_kept, new_pages = replacement(page, directive)
+            new_rows, directives_left, new_pages = replacement(page, directive)
             rows += new_rows
-            kept += new_kept
+            remaining += directives_left
             pages.extend(new_pages)
-        directives = f"```{{eval-rst}}\n{kept}```\n\n" if kept else ""
+        directives = f"```{{eval-rst}}\n{remaining}```\n\n" if remaining else ""
         return f"{directives}{table(rows)}\n"
 
     text = BLOCK.sub(replace, text)
@@ -108,7 +108,9 @@ def sources() -> Iterator[tuple[str, str]]:
 def write_pages(app: Any) -> None:
     """Write the generated pages, and remove those of names that no longer exist."""
     GENERATED.mkdir(exist_ok=True)
-    pages = {page.name: page.text for name, text in sources() for page in with_tables(name, text)[1]}
+    pages: dict[str, str] = {}
+    for name, text in sources():
+        pages |= dict(with_tables(name, text)[1])
     for file in GENERATED.glob("*.md"):
         if file.stem not in pages:
             file.unlink()

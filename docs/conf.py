@@ -37,7 +37,7 @@ extensions = [
     "explorer_page",
     "api_pages",
 ]
-exclude_patterns = ["pictures/*.py"]
+exclude_patterns = ["pictures/*.py", "gallery/*.py"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 nb_execution_mode = "off"  # run_notebooks.py runs them before the build
 html_theme = "furo"
@@ -45,6 +45,7 @@ html_title = f"sgdynamics {release}"
 html_show_sphinx = False
 html_static_path = ["style", str(formulas.KATEX / "katex.min.css")]
 html_css_files = ["katex.min.css", "pages.css"]
+html_extra_path = ["llms.txt"]
 highlight_language = "none"  # literal blocks are formulas; Python is marked
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
@@ -135,7 +136,7 @@ def breakable_names(app, pagename, templatename, context, doctree):
 
 
 def figures_table(app, docname, source):
-    """Write the table of figures into the page of the gallery."""
+    """Write the table of figures, with their thumbnails, into the page of the gallery."""
     if docname != "gallery/index":
         return
     from sgdynamics_reproductions import gallery
@@ -145,10 +146,14 @@ def figures_table(app, docname, source):
         entries = [entry for entry in gallery.ENTRIES if entry.document == document]
         rows += [
             f"\n### {title}\n",
-            "| figure | what it shows | what the document claims |",
-            "| --- | --- | --- |",
+            "| figure | picture | what it shows | what the document claims |",
+            "| --- | --- | --- | --- |",
         ]
-        rows += [f"| {entry.number} | {entry.line} | {entry.claim} |" for entry in entries]
+        for entry in entries:
+            call = f"{document}.{entry.name}"
+            link = f"{{py:obj}}`{entry.number} <sgdynamics_reproductions.{call}>`"
+            picture = thumbnail(entry, docname)
+            rows.append(f"| {link} | {picture} | {entry.line} | {entry.claim} |")
         full_size = {
             entry.number: gallery.full_size().get(f"{document}-{entry.number}") for entry in entries
         }
@@ -165,6 +170,14 @@ def figures_table(app, docname, source):
                     rows.append(f"| {number} | {verdict} | {time} |")
     rows = [row.replace("$", "\\$") for row in rows]
     source[0] = source[0].replace("<!-- figures -->", "\n".join(rows))
+
+
+def thumbnail(entry, docname):
+    """The small picture of a figure, if `make thumbnails` has stored one."""
+    name = f"{entry.document}-{entry.number}.png"
+    if not (ROOT / "docs" / docname).parent.joinpath("thumbnails", name).is_file():
+        return ""
+    return f"![{entry.line}](thumbnails/{name})"
 
 
 # --- notebooks

@@ -99,12 +99,12 @@ def test_the_modules_with_kernels_are_known() -> None:
     """A new kernel is added to KERNEL_MODULES, and with it to the smoke tests."""
     package = ROOT / "src/sgdynamics"
     calls = re.compile(r"^\s+(?:return )?(?:\w+ = )?call_kernel\(", flags=re.MULTILINE)
-    found = {
+    modules = {
         ".".join(path.relative_to(package.parent).with_suffix("").parts)
         for path in package.rglob("*.py")
         if calls.search(path.read_text(encoding="utf-8"))
     }
-    assert found == {module.__name__ for module in KERNEL_MODULES}
+    assert modules == {module.__name__ for module in KERNEL_MODULES}
 
 
 @pytest.mark.slow

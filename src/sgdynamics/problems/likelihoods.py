@@ -270,6 +270,12 @@ class StatedLikelihood:
         Variance of additive Gaussian noise.
     kinks : tuple
         Planes along which the function has a kink, or numbers for all axes.
+
+    Examples
+    --------
+    >>> likelihood = sgd.labels.additive(lambda signals: signals[0] ** 2, noise=0.1)
+    >>> likelihood.values, likelihood.noise
+    ((), 0.1)
     """
 
     function: Callable[..., Any]

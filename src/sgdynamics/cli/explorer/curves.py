@@ -40,8 +40,8 @@ class Theory:
     """Deterministic curves of one state.
 
     ``limit`` is the ODE of d -> infinity, ``finite`` the ODE whose drift is the exact mean of a
-    step at dimension d, None for optimisers. ``times`` are the save points,
-    which end early where the ODE diverges.
+    step at dimension d, None for optimisers. ``times`` are the save points, which end early where
+    the ODE diverges.
     """
 
     times: np.ndarray
@@ -126,9 +126,8 @@ def simulate_runs(
     """Return the runs after some pieces (default: all), whether they are complete, and notes."""
     times = solve_theory(state).times
     steps = times * state.dimension / state.lr
-    per_piece, most = (
-        round(number / _cost_of_step(state)) for number in (STEPS_PER_PIECE, MAX_STEPS)
-    )
+    cost = _cost_of_step(state)
+    per_piece, most = round(STEPS_PER_PIECE / cost), round(MAX_STEPS / cost)
     reachable = int(np.searchsorted(steps, most, side="right"))
     if reachable < 2:
         note = (
@@ -153,9 +152,9 @@ def simulate_runs(
 def _cost_of_step(state: State) -> float:
     """Cost of a step in units of an exact step with one sample."""
     samples = max(1.0, state.batch / 4)  # a batch of more than p samples has p columns
-    return samples * (
-        max(1.0, state.dimension / DIRECT_DIMENSION) if state.method == "direct" else 1
-    )
+    if state.method == "exact":
+        return samples
+    return samples * max(1.0, state.dimension / DIRECT_DIMENSION)
 
 
 def _save_points(state: State) -> np.ndarray:

@@ -97,10 +97,10 @@ class _Reader:
         """Elements up to one of these tokens, which is not taken, or to the end."""
         elements = []
         while self.next and self.next not in ends:
-            elements.append(self.scripted())
+            elements.append(self.scripts())
         return "".join(elements)
 
-    def scripted(self) -> str:
+    def scripts(self) -> str:
         """One element with its subscript, superscript and primes."""
         has_limits = self.next[1:] in WITH_LIMITS
         base, lower, upper = self.element(), "", ""
@@ -147,7 +147,7 @@ class _Reader:
             letter = self.group()
             return f"<mi>{escape(LETTERS[name].get(letter, letter))}</mi>"
         if name == "left":
-            return self.fenced()
+            return self.brackets()
         if name == "begin":
             return self.matrix()
         if name in WITH_LIMITS:
@@ -172,7 +172,7 @@ class _Reader:
         style = ' mathvariant="normal"' if tag == "mi" and len(words) == 1 else ""
         return f"<{tag}{style}>{escape(words).replace(' ', chr(160))}</{tag}>"
 
-    def fenced(self) -> str:
+    def brackets(self) -> str:
         """An expression between \\left and \\right, with brackets that grow."""
         opening = self.bracket()
         content = self.row(("\\right",))

@@ -27,7 +27,7 @@ def record_warnings() -> Iterator[list[warnings.WarningMessage]]:
     _threads.caught = caught
     with _lock:
         if _state["count"] == 0:
-            _begin()
+            start_recording()
         _state["count"] += 1
     try:
         yield caught
@@ -39,7 +39,7 @@ def record_warnings() -> Iterator[list[warnings.WarningMessage]]:
                 _state["context"].__exit__(None, None, None)
 
 
-def _begin() -> None:
+def start_recording() -> None:
     context = warnings.catch_warnings()
     context.__enter__()
     warnings.simplefilter("always", UserWarning)
