@@ -41,7 +41,7 @@ def compile_chain(dimension):
     sizes = problem.block_dimensions(dimension)
     runs = ExactChain(
         problem, algorithm, sgd.random_start(problem), dimension, sizes
-    ).largest_group()
+    ).resources().largest_group
     simulator = ExactChain(
         problem, algorithm, sgd.random_start(problem, runs=runs), dimension, sizes
     )

@@ -35,6 +35,7 @@ extensions = [
     "formulas",
     "picture",
     "explorer_page",
+    "api_pages",
 ]
 exclude_patterns = ["pictures/*.py"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}

@@ -97,6 +97,10 @@ def plain_step(state, gradient, lr, D, number, factor):
     return {"weights": -factor * lr / D * gradient(state["weights"])}
 
 
+def jax_network(parameters, x):
+    return parameters["u"] @ jnp.tanh(parameters["W"] @ x)
+
+
 # Stands for an instance of PyTorch's SGD, which from_torch recognises by its class name.
 TORCH_SGD = type("SGD", (), {"param_groups": ({"lr": 0.1, "momentum": 0.9},)})()
 
@@ -316,6 +320,18 @@ CALLS = {
             "teacher": [0.6, 0.8],
         },
     ),
+    "WideNetwork": (
+        sgd.WideNetwork,
+        {
+            "inputs": [[1.0, 0.5], [0.2, -1.0]],
+            "labels": [1.0, -1.0],
+            "hidden_layers": 2,
+            "activation": "tanh",
+            "gamma0": 1.0,
+            "test_inputs": [[0.3, 0.1]],
+            "test_labels": [0.5],
+        },
+    ),
     "Start": (
         sgd.Start,
         {
@@ -449,6 +465,14 @@ CALLS = {
         },
     ),
     "start_from": (sgd.start_from, {"result": result(), "time": -1}),
+    "from_network": (
+        sgd.from_network,
+        {
+            **{"network": jax_network, "parameters": {"W": ROWS, "u": np.ones(len(ROWS))}},
+            **{"teacher": ROWS[:1], "target": jnp.sum, "loss": "squared", "noise": 0.0},
+            **{"weight_decay": 0.0, "input_scale": 1.0},
+        },
+    ),
     "overlaps_of": (
         sgd.overlaps_of,
         {

@@ -170,7 +170,7 @@ def simulate_exits(
         simulator = dynamics.simulator(
             request.method, call.initial_state, d, block_sizes, seed=call.seed
         )
-        simulator = over_devices(simulator, devices)
+    simulator = over_devices(simulator, devices)
     if dynamics.has_data:
         last_step = _steps_on_data(algorithm, end)
     else:

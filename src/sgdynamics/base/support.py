@@ -16,11 +16,14 @@ KINDS: dict[str, str] = {
     "rule": "a loss that reads overlaps, or a Rule",
     "dropout": "dropout of hidden units (keep, gain)",
     "contexts": "sgd.contexts: each sample belongs to one of several problems",
+    "students": "students that learn together or from each other (sgd.ensemble, sgd.stages)",
     "top": "a Problem with a trained network on top of the rows (top=...)",
     "other inputs": "noise on the student's inputs, or contexts with different covariances",
     "spiked tensor": "SpikedTensor",
     "own dynamics": "a subclass of Dynamics",
     "deep linear": "DeepLinear",
+    "wide network": "WideNetwork",
+    "diagonal": "DiagonalNetwork",
     "temperature": "one-pass SGD at a temperature",
     "other batch": "one-pass SGD with a non-integer or scheduled batch size",
     "other update": (
@@ -89,7 +92,7 @@ NO_OVERLAPS_ON_DATA = (
     "sgd.OnePassSGD(...), for a Rule or a loss that reads overlaps."
 )
 ONE_PASS_REGULARISERS = (
-    "dropout, input noise and contexts are not supported here. Use one-pass SGD and sgd.solve_ode, "
+    "dropout, input noise, contexts and several students are not supported here. Use one-pass SGD and sgd.solve_ode, "
     "sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
 )
 NO_SPIKED_TENSOR = (
@@ -104,24 +107,66 @@ NO_DEEP_LINEAR = (
     "a deep linear network has no overlaps of rows, which are needed here. Use sgd.solve_dmft, "
     "sgd.solve_large_batch, sgd.simulate or sgd.sweep."
 )
-# Algorithms that no question supports for a deep linear network.
-DEEP_LINEAR_ALGORITHMS = {
-    "temperature": ("thermal noise is not supported for deep linear networks. Use temperature=0."),
-    "other batch": (
-        "the batch size of a deep linear network must be an integer. Use batch=4, for example."
+NO_WIDE_NETWORK = (
+    "an infinitely wide network on a given data set has no Gaussian inputs and no overlaps, which "
+    "are needed here. Use sgd.solve_dmft or sgd.sweep."
+)
+NO_DIAGONAL = (
+    "the weights of a diagonal network do not close on overlaps of rows, which are needed here. Use "
+    "sgd.solve_ode, sgd.solve_dmft, sgd.simulate or sgd.sweep."
+)
+# Kinds that questions do not support, except for those that say so (None).
+RARELY_SUPPORTED = {
+    "deep linear": NO_DEEP_LINEAR,
+    "wide network": NO_WIDE_NETWORK,
+    "diagonal": NO_DIAGONAL,
+}
+UPDATES_ON_DATA = ("update on data", "coordinatewise update on data")
+# Algorithms that no question supports for a kind of problem, and those (None) that each question
+# supports which supports the problem.
+COMBINATIONS: dict[str, dict[str, str | None]] = {
+    "deep linear": {
+        "temperature": (
+            "thermal noise is not supported for deep linear networks. Use temperature=0."
+        ),
+        "other batch": (
+            "the batch size of a deep linear network must be an integer. Use batch=4, for example."
+        ),
+        "other update": None,  # the dynamics names those that are not supported
+        "coordinatewise update": (
+            "updates of each coordinate depend on the axes of the layers, and deep linear networks "
+            "are solved in rotated frames. Use update=None, sgd.updates.momentum(...) or "
+            "sgd.updates.nesterov(...)."
+        ),
+        **dict.fromkeys(
+            UPDATES_ON_DATA,
+            "on a fixed data set, deep linear networks only take plain steps. Omit update.",
+        ),
+        "epochs": (
+            "epochs are not supported for deep linear networks. Use sgd.GradientDescent(...) or "
+            "sgd.MultiPassSGD(...)."
+        ),
+    },
+    "wide network": dict.fromkeys(
+        ("epochs", "message passing"),
+        "wide networks are trained with sgd.GradientDescent(...) or sgd.MultiPassSGD(...). Use one "
+        "of these.",
     ),
-    "coordinatewise update": (
-        "updates of each coordinate depend on the axes of the layers, and deep linear networks are "
-        "solved in rotated frames. Use update=None, sgd.updates.momentum(...) or "
-        "sgd.updates.nesterov(...)."
-    ),
-    **dict.fromkeys(
-        ("update on data", "coordinatewise update on data"),
-        "on a fixed data set, deep linear networks only take plain steps. Omit update.",
-    ),
-    "epochs": (
-        "epochs are not supported for deep linear networks. Use sgd.GradientDescent(...) or "
-        "sgd.MultiPassSGD(...)."
+    "diagonal": {
+        **dict.fromkeys(
+            ("temperature", "other update", "coordinatewise update", *UPDATES_ON_DATA),
+            "diagonal networks are trained by plain steps. Use update=None and no temperature.",
+        ),
+        **dict.fromkeys(
+            ("epochs", "message passing"),
+            "diagonal networks support sgd.GradientDescent(...) and sgd.MultiPassSGD(...) on a "
+            "data set.",
+        ),
+    },
+    "top": dict.fromkeys(
+        UPDATES_ON_DATA,
+        "optimisers are not supported for problems with a top: only plain steps, with rates by "
+        "leaf in head_rate. Omit update.",
     ),
 }
 INFINITE_VARIANCE = (
@@ -135,18 +180,12 @@ _INFINITE_FOURTH_MOMENT = (
 )
 
 # Groups of kinds that are usually unsupported together.
-REGULARISERS = dict.fromkeys(("dropout", "contexts", "other inputs"), ONE_PASS_REGULARISERS)
+REGULARISERS = dict.fromkeys(
+    ("dropout", "contexts", "students", "other inputs"), ONE_PASS_REGULARISERS
+)
 OTHER_UPDATES = dict.fromkeys(("other update", "coordinatewise update"), PLAIN_SGD)
 OTHER_STEPS = {"temperature": PLAIN_SGD, **OTHER_UPDATES}
 PLAIN_ONE_PASS = {"other batch": INTEGER_BATCH, **OTHER_STEPS, "fixed data": FRESH_SAMPLES}
-
-
-UPDATES_ON_DATA = ("update on data", "coordinatewise update on data")
-NO_UPDATE_OF_TOPS = (
-    "optimisers are not supported for problems with a top: only plain steps, with rates by leaf in "
-    "head_rate. Omit update."
-)
-DEEP_LINEAR_CHECKED = (*PLAIN_ONE_PASS, *UPDATES_ON_DATA, "epochs")
 
 
 def discontinuous_drift(consequence: str) -> str:
@@ -158,9 +197,8 @@ def discontinuous_drift(consequence: str) -> str:
 def why_not(question: str, kind: str) -> str | None:
     """The reason why a question does not support a kind, or None if it does."""
     unsupported = registry.find(question).unsupported
-    # Questions that support deep linear networks say so (None).
-    if kind == "deep linear":
-        return unsupported.get(kind, NO_DEEP_LINEAR)
+    if kind in RARELY_SUPPORTED:
+        return unsupported.get(kind, RARELY_SUPPORTED[kind])
     return unsupported.get(kind, unsupported.get(GENERAL_KIND.get(kind, "")))
 
 
@@ -179,19 +217,15 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
     on_data = bool({"fixed data", "epochs", "message passing"} & set(algorithm_kinds))
     for kind in (*problem_kinds, *algorithm_kinds):
         reason = why_not(question, kind)
-        # Four combinations of a problem and an algorithm are unsupported by every question.
+        # Some combinations of a problem and an algorithm are unsupported by every question.
         if kind == "rule" and on_data:
             reason = NO_OVERLAPS_ON_DATA
         if kind in REGULARISERS and on_data:
             reason = ONE_PASS_REGULARISERS
         if kind in OTHER_STEPS and "fields" not in problem_kinds:
             reason = PLAIN_SGD
-        if "top" in problem_kinds and kind in UPDATES_ON_DATA:
-            reason = NO_UPDATE_OF_TOPS
-        if "deep linear" in problem_kinds and kind in DEEP_LINEAR_CHECKED:
-            # Momentum is supported. The dynamics names other updates that are not.
-            default = reason if kind == "fixed data" else None
-            reason = DEEP_LINEAR_ALGORITHMS.get(kind, default)
+        for problem_kind in problem_kinds:
+            reason = COMBINATIONS.get(problem_kind, {}).get(kind, reason)
         if reason is not None:
             argument = ARGUMENT.get(kind, "problem")
             values = {"problem": problem, "algorithm": algorithm}

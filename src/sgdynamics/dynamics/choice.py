@@ -10,6 +10,7 @@ from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.base.support import require
 from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.dynamics.deep_linear import DeepDataDynamics, DeepLinearDynamics
+from sgdynamics.dynamics.diagonal import DiagonalDataDynamics, DiagonalDynamics
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.fixed_data import AMPDynamics, EpochDynamics, FixedDataDynamics
 from sgdynamics.dynamics.protocol import Dynamics
@@ -17,7 +18,10 @@ from sgdynamics.dynamics.sliding import SlidingDynamics
 from sgdynamics.dynamics.spiked_tensor import SpikedDynamics
 from sgdynamics.dynamics.updates import UpdateDynamics
 from sgdynamics.dynamics.user import UserDynamics
+from sgdynamics.dynamics.wide_network import WideNetworkDynamics
 from sgdynamics.problems.deep_linear import DeepLinear
+from sgdynamics.problems.diagonal import DiagonalNetwork
+from sgdynamics.problems.wide_network import WideNetwork
 
 
 def dynamics_of(
@@ -28,10 +32,14 @@ def dynamics_of(
     Raises ValueError if the solver does not support this combination.
     """
     require(solver, problem, algorithm)
+    on_data = isinstance(algorithm, FixedData)
     if isinstance(problem, DeepLinear):
-        on_data = isinstance(algorithm, FixedData)
         return (DeepDataDynamics if on_data else DeepLinearDynamics)(problem, algorithm)
-    if isinstance(algorithm, FixedData) and "fields" in problem.kinds:
+    if isinstance(problem, DiagonalNetwork):
+        return (DiagonalDataDynamics if on_data else DiagonalDynamics)(problem, algorithm)
+    if isinstance(problem, WideNetwork):
+        return WideNetworkDynamics(problem, validate_fixed_data(algorithm))
+    if on_data and "fields" in problem.kinds:
         kind: type[FixedDataDynamics] = FixedDataDynamics
         if "epochs" in algorithm.kinds:
             kind = EpochDynamics

@@ -45,11 +45,14 @@ class DeepLinearDynamics(SolverDynamics[DeepStart]):
 
     def __init__(self, problem: DeepLinear, algorithm: OnePassSGD | FixedData) -> None:
         self.problem = problem
-        if isinstance(algorithm, FixedData):
-            algorithm = validate_fixed_data(algorithm)
+        if self.has_data:
+            self.algorithm: Any = _validate(validate_fixed_data(algorithm))
         else:
-            algorithm = validate_algorithm(algorithm, problem=problem)
-        self.algorithm: Any = _validate(algorithm)
+            one_pass = validate_algorithm(algorithm, problem=problem)
+            if one_pass.flow:
+                fix = "gradient flow makes no steps. Use a learning rate above 0."
+                raise checks.reject("lr", algorithm.lr, fix)
+            self.algorithm = _validate(one_pass)
         self.last_step = 0
 
     @property
@@ -189,9 +192,6 @@ def _validate(algorithm: OnePassSGD | FixedData) -> OnePassSGD | FixedData:
     if algorithm.head_rate != 1.0:
         fix = "the parametrisation sets the rates of all layers. Omit head_rate."
         raise checks.reject("head_rate", algorithm.head_rate, fix)
-    if isinstance(algorithm, OnePassSGD) and algorithm.flow:
-        fix = "gradient flow makes no steps. Use a learning rate above 0."
-        raise checks.reject("lr", algorithm.lr, fix)
     update = getattr(algorithm, "update", None)
     is_supported = update is None or (
         velocity_of(algorithm) in ("momentum", "nesterov") and set(update.numbers) == {"beta"}

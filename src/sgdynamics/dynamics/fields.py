@@ -40,7 +40,7 @@ from sgdynamics.ode.case import ATOL, MARGIN, RTOL, Case, Watch, from_units, in_
 from sgdynamics.ode.drift import MeanStep, finite_dimension_inputs, replicate_inputs
 from sgdynamics.ode.late_times import Flat, rates_at
 from sgdynamics.problems.frames import check_dimension
-from sgdynamics.problems.losses import ContextLoss, label_noise
+from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.overlap_starts import Start, broadcast_runs, validate_start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.results.build import Labels
@@ -480,9 +480,7 @@ class FieldDynamics(SolverDynamics[Start]):
         """The axes of a leaf of the top; the first is "context" if each context has its own."""
         assert self.structure.top is not None
         axes = self.structure.top.axes(name)
-        loss = self.structure.loss
-        has_own = isinstance(loss, ContextLoss) and name in loss.own_leaves
-        return ("context", *axes[1:]) if has_own else axes
+        return ("context", *axes[1:]) if name in self.structure.loss.own_leaves else axes
 
     def labels(self, values: Mapping[str, np.ndarray]) -> Labels:
         variables, coordinates = VARIABLES, {}

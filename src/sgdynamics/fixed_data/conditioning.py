@@ -70,6 +70,7 @@ from sgdynamics.fixed_data.update_memory import UpdateMemory, first_memory, join
 from sgdynamics.problems.losses import Loss
 from sgdynamics.problems.moves import LossOverlaps, loss_overlaps
 from sgdynamics.problems.tops import head_decay
+from sgdynamics.samples import input_covariance
 from sgdynamics.samples.input_covariance import scale as input_scale
 from sgdynamics.samples.inputs import compressed_inputs
 from sgdynamics.samples.sample import as_dtype
@@ -371,7 +372,7 @@ def _pass_messages(
     alpha = g.shape[0] / dimension
     fractions = step.block_sizes / dimension
     factors, V = passing.shrinkage(step.parameters, fractions, alpha, L)
-    scale = (step.parameters["eigenvalues"] * L)[None, :, None]
+    scale = (input_covariance.eigenvalues(step.parameters) * L)[None, :, None]
     rows = factors[None, :, None] * (gradient / dimension + scale * state.rows)
     return extended._replace(rows=rows, messages=messages._replace(g=g, V=V))
 

@@ -47,7 +47,13 @@ from sgdynamics.samples.sample import as_dtype, example_argument
 from sgdynamics.simulation.direct import direct_overlaps, embed_rows, place_in_random_frames
 from sgdynamics.simulation.gpu import data_gradients
 from sgdynamics.simulation.gpu.pallas import has_kernels
-from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Simulator
+from sgdynamics.simulation.running import (
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Resources,
+    Simulator,
+)
 
 SHARED = 0xFFFFFFFF  # number of the run that owns a shared data set; no other run has it
 CPU_GROUP_BYTES = 1 << 26  # data sets in memory at a time on a CPU, where more are not faster
@@ -332,13 +338,14 @@ class DirectFixedData(Simulator):
         drawing = 4 * 8 * max(NORMALS_PER_CHUNK, self.dimension)
         return (data_sets + 1) * data_set + runs * per_run + drawing
 
-    def largest_group(self) -> int:
+    def resources(self, steps: float = 0.0) -> Resources:
         limit = MEMORY_SHARE * available_bytes()
         if jax.default_backend() == "cpu" and not self.options.shared:
             limit = min(limit, CPU_GROUP_BYTES)
         # Memory is affine in the number of runs.
         per_run = self.bytes_of(2) - self.bytes_of(1)
-        return max(1, min(1 << 14, int((limit - self.bytes_of(1)) // per_run) + 1))
+        largest = max(1, min(1 << 14, int((limit - self.bytes_of(1)) // per_run) + 1))
+        return Resources(largest_group=largest)
 
 
 def check_memory(simulator: DirectFixedData) -> None:

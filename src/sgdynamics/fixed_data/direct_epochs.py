@@ -210,7 +210,7 @@ def _batch_step(
     number: IntScalar,
 ) -> Weights:
     """One step of one run on the samples of a batch: W <- W - lr/B sum_mu dloss_mu/dW."""
-    rows, head, _, first_risk = state[:4]
+    rows, head, first_risk = state.rows, state.head, state.first_risk
     dtype = rows.dtype
     parameters, rates = step_parameters(context.parameters, context.hyperparameters, number)
     parameters = as_dtype(parameters, dtype)

@@ -43,6 +43,7 @@ from sgdynamics.fixed_data.update_memory import (
 )
 from sgdynamics.problems.moves import LossOverlaps, loss_overlaps
 from sgdynamics.problems.problem import Structure
+from sgdynamics.samples import input_covariance
 from sgdynamics.samples.inputs import Embedding, inputs_in_space
 from sgdynamics.samples.sample import as_dtype
 from sgdynamics.simulation.direct import direct_overlaps
@@ -620,7 +621,9 @@ def _pass_messages(
     factors, V = passing.shrinkage(
         parameters, sizes / dimension, data.inputs.shape[0] / dimension, L
     )
-    scale = jnp.repeat(parameters["eigenvalues"] * L, sizes, total_repeat_length=dimension)
+    scale = jnp.repeat(
+        input_covariance.eigenvalues(parameters) * L, sizes, total_repeat_length=dimension
+    )
     factors = jnp.repeat(factors, sizes, total_repeat_length=dimension)
     moved = (factors * (gradient + scale * rows)).astype(rows.dtype)
     messages = Messages(g.astype(rows.dtype), V.astype(rows.dtype))

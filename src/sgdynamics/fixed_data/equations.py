@@ -19,6 +19,7 @@ from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.base.equations import Section
 from sgdynamics.problems.equations import has_decay, symbols_of
 from sgdynamics.problems.problem import Problem
+from sgdynamics.samples import input_covariance
 
 
 def dmft_section(problem: Problem, algorithm: FixedData) -> Section:
@@ -50,7 +51,9 @@ class _Terms:
             return "l_b "
         if "snr" in self.problem._parameters:
             return r"\frac{1}{\mathrm{snr}} "
-        return "" if float(self.problem.parameters["eigenvalues"][0]) == 1.0 else "l "
+        return (
+            "" if float(input_covariance.eigenvalues(self.problem.parameters)[0]) == 1.0 else "l "
+        )
 
     @property
     def share(self) -> str:

@@ -74,7 +74,9 @@ def drift(
     """
     p = structure.width
     M, Q, head = state["M"], state["Q"], state["a"]
+    # A number, or a column with one number per row.
     decay, lr = parameters["weight_decay"], algorithm["lr"]
+    decay_of_pairs = decay + jnp.swapaxes(decay, -1, -2) if jnp.ndim(decay) else 2 * decay
     overlaps = overlaps_at(structure, parameters, state)
     # H, C and E[dloss/da] at these overlaps
     moments = expectation_of(structure).moments(
@@ -86,7 +88,7 @@ def drift(
     student_part, signal_part = field_gradient[..., :p], field_gradient[..., p:]
     symmetric_gradient = student_part + jnp.swapaxes(student_part, -1, -2)
     dM = -signal_part - decay * M
-    dQ = -symmetric_gradient - 2 * decay * Q
+    dQ = -symmetric_gradient - decay_of_pairs * Q
     if not flow:
         # E[h h^T] |x_b|^2/d, the norm of a gradient outside of the rows and signals
         block_trace = input_covariance.block_traces(
@@ -99,7 +101,11 @@ def drift(
             mean_gradient_gram = jnp.einsum("bid,bjd->bij", field_gradient, coefficients)
             norms: Any = moments.norms
             second_order = norms / batch + (1 - 1 / batch) * mean_gradient_gram
-            second_order = second_order + decay**2 * Q + decay * symmetric_gradient
+            if jnp.ndim(decay):
+                decayed = decay * (decay.T * Q + jnp.swapaxes(student_part, -1, -2))
+                second_order = second_order + decayed + decay.T * student_part
+            else:
+                second_order = second_order + decay**2 * Q + decay * symmetric_gradient
             dQ = dQ + lr * finite["inverse_dimension"] * second_order
     # First order of the normalisation; the higher ones matter at finite d only.
     dM, dQ = structure.constraint.project_overlap_rates(M, Q, dM, dQ)

@@ -10,8 +10,8 @@ import numpy as np
 
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import ArrayArgument, Parameters
+from sgdynamics.samples import input_covariance
 from sgdynamics.samples.arguments import Covariance, validate_covariance
-from sgdynamics.samples.input_covariance import block_sizes
 from sgdynamics.samples.spectra import Spectrum
 
 MOST_LAYERS = 100
@@ -133,7 +133,7 @@ class DeepLinear:
     @property
     def blocks(self) -> int:
         """Number of covariance blocks."""
-        return len(self.parameters["eigenvalues"])
+        return len(input_covariance.eigenvalues(self.parameters))
 
     @property
     def parameters(self) -> Parameters:
@@ -177,7 +177,8 @@ class DeepLinear:
         """
         if self.spectrum is not None:
             return self.spectrum.multiplicities
-        return block_sizes(self.parameters["fractions"], dimension)
+        fractions = input_covariance.fractions(self.parameters)
+        return input_covariance.block_sizes(fractions, dimension)
 
     def gain_and_rates(self, width_per_dimension: float) -> tuple[float, np.ndarray]:
         """Return the gain g and the relative rates of the layers at a ratio N/d.

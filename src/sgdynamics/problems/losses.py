@@ -103,8 +103,11 @@ class Loss:
         Whether it is a polynomial in squares, so that Wick's theorem gives all its moments.
     gradient_degree : int or None
         Degree of the gradient in the fields, for a polynomial.
+    own_leaves : tuple of str
+        Leaves of the top of which each context has values of its own.
     """
 
+    own_leaves: tuple[str, ...] = ()
     reads_overlaps = False
     reads_blocks = False
     moves_by_block = False

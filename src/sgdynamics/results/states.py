@@ -18,6 +18,12 @@ from sgdynamics.results.reduced import require_runs
 from sgdynamics.results.variables import TOP_PREFIX
 
 Axes = dict[str, tuple[str, ...]]
+# Kinds of networks whose weights are not recorded, by a variable of their results.
+WITHOUT_STATES = {
+    "tangent_kernel": "a wide",
+    "imbalance": "a diagonal",
+    "squared_norm": "a deep linear",
+}
 
 
 def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
@@ -52,9 +58,10 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
     """
     checks.result("result", result, "time", "run", "t")
     require_runs(result)
-    if "squared_norm" in result:
-        fix = "the weights of a deep linear network are not recorded. Solve again with more steps."
-        raise checks.reject("result", "of a DeepLinear", fix)
+    for variable, kind in WITHOUT_STATES.items():
+        if variable in result:
+            fix = f"the weights of {kind} network are not recorded. Solve again with more steps."
+            raise checks.reject("result", f"of {kind} network", fix)
     point = result.isel(time=_find_save_point(result, time))
     kind, values = _read_states(point, ("run",))
     finite = [np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in values.values()]

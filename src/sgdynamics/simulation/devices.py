@@ -7,6 +7,10 @@ its numbers at most by rounding.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,14 +18,36 @@ import numpy as np
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import PyTree, RandomKeys
-from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Simulator
+from sgdynamics.simulation.running import (
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Resources,
+    Simulator,
+)
+
+_LIMIT: ContextVar[list[jax.Device] | None] = ContextVar("devices", default=None)
+
+
+@contextmanager
+def limited_devices(devices: list[jax.Device]) -> Iterator[None]:
+    """Compute on these devices inside of this context, wherever a call does not set `devices`."""
+    if devices == jax.local_devices():
+        yield
+        return
+    token = _LIMIT.set(devices)
+    try:
+        with jax.default_device(devices[0]):
+            yield
+    finally:
+        _LIMIT.reset(token)
 
 
 def choose_devices(devices: int | None) -> list[jax.Device]:
     """Validate the argument `devices`: the first local devices, by default all of them."""
     available = jax.local_devices()
     if devices is None:
-        return available
+        return _LIMIT.get() or available
     count = checks.integer("devices", devices, 1)
     if count > len(available):
         fix = f"this process has {len(available)} ({available[0].platform}). Use at most that many."
@@ -109,19 +135,10 @@ class SeveralDevices(Simulator):
     def with_observation(self, observation: Observation) -> Simulator:
         return SeveralDevices(self.simulator.with_observation(observation), self.devices)
 
-    def largest_group(self) -> int:
-        return len(self.devices) * self.simulator.largest_group()
-
-    def group_size(self, size: int) -> int:
-        count = len(self.devices)
-        return size if size <= count else -(-size // count) * count
-
-    @property
-    def size(self) -> tuple[int, ...]:
-        return self.simulator.size
-
-    def bytes_per_run(self, steps: float = 0.0) -> float:
-        return self.simulator.bytes_per_run(steps)
+    def resources(self, steps: float = 0.0) -> Resources:
+        resources, count = self.simulator.resources(steps), len(self.devices)
+        largest = count * resources.largest_group
+        return replace(resources, largest_group=largest, group_multiple=count)
 
     def train_risk(self, state: list[PyTree]) -> np.ndarray:
         return np.concatenate([self.simulator.train_risk(shard) for shard in state])

@@ -48,6 +48,7 @@ from sgdynamics.simulation.running import (
     AdvanceResult,
     Observation,
     Observe,
+    Resources,
     Simulator,
     check_resources,
 )
@@ -239,14 +240,7 @@ class DirectSGD(Simulator):
     def grain(self) -> int:
         return 1
 
-    def largest_group(self) -> int:
-        return max(1, GROUP_BYTES // self.bytes_per_run())
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        return self.batch, self.structure.width, self.dimension
-
-    def bytes_per_run(self, steps: float = 0.0) -> int:
+    def resources(self, steps: float = 0.0) -> Resources:
         p, law = self.structure.width, self.law
         # Rows before and after a step, and inputs with temporaries, in vectors of d coordinates.
         vectors = 2 * count_row_sets(law) * p + 3 * self.batch
@@ -256,7 +250,9 @@ class DirectSGD(Simulator):
             vectors += 2 * self.structure.signals * law.coordinatewise
             # Gradients of each sample.
             vectors += 2 * self.batch * p if law.rereads else 0
-        return self.dimension * vectors * self.dtype.itemsize
+        bytes_per_run = self.dimension * vectors * self.dtype.itemsize
+        size = (self.batch, p, self.dimension)
+        return Resources(bytes_per_run, max(1, GROUP_BYTES // bytes_per_run), size)
 
 
 def _random_frames(seed: int, run: int, edges: tuple[int, ...], largest: int) -> list[np.ndarray]:

@@ -22,6 +22,7 @@ from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.results.build import build_result, divergence_warning
 from sgdynamics.results.clock import Clock, time_at_alpha
 from sgdynamics.results.datasets import largest_share
+from sgdynamics.samples import input_covariance
 from sgdynamics.simulation.running import run_until
 from sgdynamics.solvers.call import SolverCall, validate_call
 from sgdynamics.solvers.dmft_cells import States, extrapolate_levels
@@ -76,7 +77,8 @@ def solve_limit(
 def limit_sizes(problem: DeepLinear, samples_per_dimension: float) -> DeepSizes:
     """Sizes of the spaces in units of d."""
     parameters = problem.parameters
-    fractions, width = parameters["fractions"], parameters["width_per_dimension"]
+    fractions = input_covariance.fractions(parameters)
+    width = parameters["width_per_dimension"]
     return DeepSizes(samples_per_dimension, fractions, width)
 
 
@@ -211,7 +213,7 @@ def _number_of_cells(problem: DeepLinear, rate: float, cells: int | None) -> int
     """Cells per unit of samples/d, a multiple of 4; `rate` is the largest one per sample."""
     if cells is not None:
         return 4 * math.ceil(checks.integer("cells", cells, 4) / 4)
-    eigenvalue = float(problem.parameters["eigenvalues"].max())
+    eigenvalue = float(input_covariance.eigenvalues(problem.parameters).max())
     curvature = problem.depth * max(1.0, problem.gamma0**2) * max(1.0, eigenvalue)
     needed = max(SMALLEST_CELLS, rate * curvature / LARGEST_CELL)
     return 4 * math.ceil(needed / 4)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
+import jax
 import numpy as np
 import xarray as xr
 
@@ -34,13 +35,18 @@ from sgdynamics.fixed_data.response_sweep import (
     response_form_obstacle,
 )
 from sgdynamics.problems.deep_linear import DeepLinear
+from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.wide_network import WideNetwork
+from sgdynamics.simulation.devices import choose_devices
 from sgdynamics.solvers.call import SolverCall, validate_call
 from sgdynamics.solvers.deep_linear import solve_limit
+from sgdynamics.solvers.diagonal import solve_paths
 from sgdynamics.solvers.dmft_cells import States, cell_levels, limit_of_epochs
 from sgdynamics.solvers.dmft_result import Solutions, dmft_result
 from sgdynamics.solvers.state_evolution import state_evolution
+from sgdynamics.solvers.wide_network import solve_wide_network
 
 DEFAULT_OPTIONS = DMFT()
 PATHS, REPLICATES = 20000, 4
@@ -56,7 +62,7 @@ FEW_COORDINATES = 100  # blocks with fewer coordinates are far from the limit
 @checks.argument_hints(HINTS)
 @float64
 def solve_dmft(
-    problem: Problem | DeepLinear,
+    problem: Problem | DeepLinear | DiagonalNetwork | WideNetwork,
     algorithm: FixedData | OnePassSGD,
     start: Start | None = None,
     *,
@@ -72,6 +78,7 @@ def solve_dmft(
     progress: bool | None = None,
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
+    devices: int | None = None,
 ) -> xr.Dataset:
     """Overlaps, training and population risk of a fixed-data algorithm at d -> infinity.
 
@@ -80,15 +87,15 @@ def solve_dmft(
 
     Parameters
     ----------
-    problem : Problem or DeepLinear
-        The learning problem, with Gaussian inputs.
+    problem : Problem, DeepLinear, DiagonalNetwork or WideNetwork
+        The learning problem, with Gaussian inputs, or with the given inputs of a wide network.
     algorithm : GradientDescent, MultiPassSGD, PersistentSGD, Langevin, EpochSGD or AMP
         The training algorithm on a fixed data set. With ``AMP`` the limit is its state evolution,
         without paths and without ``train_risk``. For a ``DeepLinear`` also ``OnePassSGD``.
     start : Start, optional
-        Initial condition of one or several runs; none for a ``DeepLinear``. A run that starts at
-        M = 0 stays there up to the sampling error of the paths; if M = 0 is unstable, this error
-        makes the run leave it.
+        Initial condition of one or several runs; none for the other problems than a ``Problem``. A
+        run that starts at M = 0 stays there up to the sampling error of the paths; if M = 0 is
+        unstable, this error makes the run leave it.
     times : array_like, optional
         Save points in t = lr steps, rounded to whole steps. With ``EpochSGD`` in t = lr steps/d,
         rounded to 4/m of an epoch of m cells.
@@ -97,7 +104,8 @@ def solve_dmft(
     steps : array_like, optional
         Save points in steps. Not available with ``EpochSGD``, whose epochs have infinitely many.
     paths : int, default 20000
-        Total number of Monte Carlo paths of the effective process.
+        Total number of Monte Carlo paths of the effective process; for a ``WideNetwork`` of
+        sampled neurons per layer.
     seed : int, default 0
         Seed of the random number generator.
     replicates : int, default 4
@@ -121,6 +129,9 @@ def solve_dmft(
     evaluate : dict, optional
         Other problems by name, as in ``solve_ode``. Their risks are the variable
         ``evaluated_risk``.
+    devices : int, optional
+        Number of local devices among which the replicates are divided; defaults to all of them. The
+        numbers do not depend on it, to rounding.
 
     Returns
     -------
@@ -182,6 +193,15 @@ def solve_dmft(
     are ``overlap``, ``squared_norm``, ``excess_risk``, ``risk``, ``train_risk`` and
     ``layer_change``, without standard errors. One pass is solved by cells as above.
 
+    **Wide networks.** For a ``WideNetwork`` the paths are quasi-random neurons of each layer, and
+    the basis is that of the features and gradients of all steps so far. ``tolerance`` defaults to
+    3e-3 there. More than a tenth as many directions as neurons raise ValueError, because a finite
+    network is then as good. The variables are ``outputs`` (f at the training inputs),
+    ``train_risk``, ``feature_kernel`` (mean s(h_l) s(h_l') over the neurons of a layer),
+    ``gradient_kernel`` (mean g_l g_l' with g_l = gamma0 N df/dh_l), ``tangent_kernel``, and with
+    test inputs ``test_outputs``, ``test_kernel`` (feature kernel between test and training inputs)
+    and ``test_risk``, each with its ``_standard_error``. ``two_time`` and ``cells`` do not apply.
+
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=1, activation="linear")
@@ -192,6 +212,7 @@ def solve_dmft(
     ((1, 2), True)
     """
     require("solve_dmft", problem, algorithm)
+    used_devices = choose_devices(devices)
     if isinstance(problem, DeepLinear):
         _require_defaults(paths, replicates, two_time, method)
         return solve_limit(
@@ -206,7 +227,41 @@ def solve_dmft(
             record=record,
             evaluate=evaluate,
         )
+    if isinstance(problem, WideNetwork):
+        return solve_wide_network(
+            problem,
+            validate_fixed_data(algorithm),
+            start,
+            times=times,
+            alpha=alpha,
+            steps=steps,
+            paths=paths,
+            replicates=replicates,
+            two_time=two_time,
+            cells=cells,
+            method=method,
+            seed=seed,
+            progress=progress,
+            record=record,
+            evaluate=evaluate,
+        )
     algorithm = validate_fixed_data(algorithm)
+    if isinstance(problem, DiagonalNetwork):
+        _require_paths_only(two_time, method, cells)
+        return solve_paths(
+            problem,
+            algorithm,
+            start,
+            times=times,
+            alpha=alpha,
+            steps=steps,
+            paths=paths,
+            seed=seed,
+            replicates=replicates,
+            progress=progress,
+            record=record,
+            evaluate=evaluate,
+        )
     if start is None:
         raise checks.reject("start", start, "pass sgd.start(...) or sgd.random_start(...).")
     if isinstance(algorithm, AMP):
@@ -265,7 +320,9 @@ def solve_dmft(
             for count, ratio in zip(cell_counts, refinements, strict=True)
         ]
     sampling = Sampling(_paths_per_replicate(paths, replicates), replicates, call.seed)
-    request = _Request(problem, call, sampling, two_time, method, algorithms, refinements)
+    request = _Request(
+        problem, call, sampling, two_time, method, algorithms, refinements, used_devices
+    )
     if two_time and algorithm.law is not None and algorithm.law.iterate != "weights":
         fix = "the response of an average to its own perturbation is not computed. Omit two_time"
         raise checks.reject("two_time", two_time, fix)
@@ -293,6 +350,19 @@ def _require_defaults(paths: int, replicates: int, two_time: bool, method: DMFT)
             raise checks.reject(name, value, fix)
 
 
+def _require_paths_only(two_time: bool, method: DMFT, cells: int | None) -> None:
+    """Raise ValueError for options that a diagonal network does not have."""
+    defaults = {
+        "two_time": (two_time, False),
+        "method": (method, DEFAULT_OPTIONS),
+        "cells": (cells, None),
+    }
+    for name, (value, default) in defaults.items():
+        if value != default:
+            fix = f"diagonal networks are solved by paths of their weights. Omit {name}."
+            raise checks.reject(name, value, fix)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Request:
     """A validated call of `solve_dmft`."""
@@ -304,6 +374,7 @@ class _Request:
     method: DMFT
     algorithms: Sequence[FixedData]  # one per level of cells
     refinements: list[int]  # steps of each level per step of the first
+    devices: list[jax.Device]
 
     @property
     def steps(self) -> int:
@@ -389,6 +460,7 @@ def _make_sweeps(request: _Request, form: type[Sweep], reduction: int) -> list[S
     ]
     for sweep in sweeps:
         sweep.train_losses = request.call.observables.losses()
+        sweep.devices = request.devices
     return sweeps
 
 

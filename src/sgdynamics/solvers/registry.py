@@ -51,7 +51,8 @@ ENTRIES = [
         unsupported={
             "fixed data": (
                 "the ODE describes fresh samples. Use sgd.solve_dmft for a fixed data set."
-            )
+            ),
+            "diagonal": None,
         },
         example={"times": [1.0]},
         label_noise="finite variance or bounded steps",
@@ -128,6 +129,8 @@ ENTRIES = [
         unsupported={
             **ON_DATA,
             "deep linear": None,
+            "wide network": None,
+            "diagonal": None,
             "update on data": None,
             "coordinatewise update on data": COORDINATES_ON_DATA,
         },
@@ -163,7 +166,7 @@ ENTRIES = [
     Question(
         "simulate",
         "sgdynamics.solvers.simulate:simulate",
-        unsupported={"other batch": INTEGER_BATCH, "deep linear": None},
+        unsupported={"other batch": INTEGER_BATCH, "deep linear": None, "diagonal": None},
         example={"steps": [1], "dimension": 50},
         label_noise="any",
         can_be_swept=True,
@@ -200,7 +203,7 @@ ENTRIES = [
     Question(
         "sweep",
         "sgdynamics.sweeps.sweeping:sweep",
-        unsupported={"deep linear": None},
+        unsupported={"deep linear": None, "wide network": None, "diagonal": None},
         example={"solver": "simulate", "steps": [1], "dimension": 50, "over": {"lr": [0.1]}},
         label_noise="any",
     ),

@@ -21,6 +21,7 @@ from sgdynamics.dynamics.fixed_data import FixedDataDynamics
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.fixed_data.sample_stability import warn_unstable
 from sgdynamics.problems.deep_linear import DeepLinear
+from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
@@ -35,7 +36,7 @@ from sgdynamics.solvers.call import SolverCall, validate_call
 
 
 def simulate(
-    problem: Problem | SpikedTensor | DeepLinear | Dynamics,
+    problem: Problem | SpikedTensor | DeepLinear | DiagonalNetwork | Dynamics,
     algorithm: OnePassSGD | FixedData,
     start: Start | SpikedStart | Any = None,
     *,
@@ -63,7 +64,7 @@ def simulate(
 
     Parameters
     ----------
-    problem : Problem, SpikedTensor, DeepLinear or Dynamics
+    problem : Problem, SpikedTensor, DeepLinear, DiagonalNetwork or Dynamics
         The learning problem.
     algorithm : OnePassSGD, GradientDescent, MultiPassSGD, PersistentSGD, Langevin or EpochSGD
         The training algorithm.

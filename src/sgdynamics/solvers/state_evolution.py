@@ -46,7 +46,8 @@ def state_evolution(call: SolverCall) -> xr.Dataset:
             overlaps.append(_posterior_mean(setup, alpha, M, Q, last))
         else:
             first = dynamics.passing.first_variance
-            V = first(problem, *(np.atleast_1d(setup.eigenvalues @ x) for x in (M, Q)), alpha)
+            m, q = (np.atleast_1d(setup.eigenvalues @ overlap) for overlap in (M, Q))
+            V = first(problem, m, q, alpha)
             data = LinearData(setup.likelihood, setup.eigenvalues, setup.fractions, setup.gram)
             loss = dynamics.passing.loss
             assert loss is not None
