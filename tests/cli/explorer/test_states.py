@@ -203,9 +203,7 @@ def test_runs_beyond_the_limit_end_early_with_a_note(simple, monkeypatch):
     monkeypatch.setattr(curves, "MAX_STEPS", 5)
     omitted = curves.curves(replace(simple, seed=4))
     assert omitted["exact"]["t"] == [0.0]
-    assert (
-        "Runs are omitted: the first of 40 save points takes 10 steps" in omitted["notes"][0]
-    )
+    assert "Runs are omitted: the first of 40 save points takes 10 steps" in omitted["notes"][0]
 
 
 def test_checkpoints_of_old_states_are_removed(simple, monkeypatch):
