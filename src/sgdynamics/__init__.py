@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from sgdynamics.algorithms.from_training import Training as Training
     from sgdynamics.algorithms.from_training import from_training as from_training
     from sgdynamics.algorithms.one_pass import OnePassSGD as OnePassSGD
+    from sgdynamics.algorithms.workers import Workers as Workers
+    from sgdynamics.algorithms.workers import largest_stable_lr as largest_stable_lr
     from sgdynamics.analysis import models as models
     from sgdynamics.analysis.certificate import Certificate as Certificate
     from sgdynamics.analysis.certify import certify as certify
@@ -173,6 +175,7 @@ _PACKAGE_OF = {
     "TeacherStudent": "sgdynamics.problems.teacher_student",
     "Training": "sgdynamics.algorithms.from_training",
     "WeakRecovery": "sgdynamics.statics.weak_recovery",
+    "Workers": "sgdynamics.algorithms.workers",
     "algorithm_of": "sgdynamics.results.datasets",
     "bayes_optimal": "sgdynamics.statics.bayes",
     "best_share": "sgdynamics.solvers.presets",
@@ -203,6 +206,7 @@ _PACKAGE_OF = {
     "increment_covariance": "sgdynamics.sde.covariance",
     "information_exponent": "sgdynamics.analysis.exponents",
     "labels": "sgdynamics.problems",
+    "largest_stable_lr": "sgdynamics.algorithms.workers",
     "leap_complexity": "sgdynamics.analysis.leap_complexity",
     "load": "sgdynamics.results.storage",
     "max_margin": "sgdynamics.statics.erm",

@@ -30,6 +30,7 @@ KINDS: dict[str, str] = {
     "coordinatewise update": (
         "one-pass SGD with an update of each coordinate (sign, Adam, AdaGrad, RMSprop)"
     ),
+    "workers": "Workers: local SGD, DiLoCo",
     "fixed data": "an algorithm on a fixed data set",
     "epochs": "EpochSGD (also an algorithm on a fixed data set)",
     "message passing": "AMP (also an algorithm on a fixed data set)",
@@ -46,6 +47,7 @@ ARGUMENT = {
     "other batch": "batch",
     "other update": "update",
     "coordinatewise update": "update",
+    "workers": "algorithm",
     "fixed data": "algorithm",
     "epochs": "algorithm",
     "message passing": "algorithm",
@@ -61,6 +63,16 @@ INTEGER_BATCH = (
     "during training. Non-integer and scheduled batch sizes are supported by sgd.solve_ode, "
     "sgd.solve_sde and sgd.optimal_protocol."
 )
+NO_WORKERS = (
+    "several workers are supported by sgd.solve_ode, sgd.solve_sde and sgd.simulate only. Use "
+    "sgd.OnePassSGD(...); for short rounds workers.short_rounds is the same."
+)
+NO_STUDENTS = (
+    "several students are supported by sgd.solve_ode, sgd.solve_sde and sgd.simulate only. Use a "
+    "problem of one network."
+)
+# Kinds that only the questions support whose entry for them is None.
+FEW_SOLVERS = {"workers": NO_WORKERS, "students": NO_STUDENTS}
 FRESH_SAMPLES = "only fresh samples are supported here. Use sgd.OnePassSGD(...)."
 NO_MESSAGE_PASSING = (
     "message passing is supported by sgd.simulate and sgd.solve_dmft. Use sgd.GradientDescent(...) "
@@ -71,7 +83,7 @@ NO_OVERLAPS_ON_DATA = (
     "sgd.OnePassSGD(...), for a Rule or a loss that reads overlaps."
 )
 ONE_PASS_REGULARISERS = (
-    "dropout, input noise, contexts and several students are not supported here. Use one-pass SGD and sgd.solve_ode, "
+    "dropout, input noise and contexts are not supported here. Use one-pass SGD and sgd.solve_ode, "
     "sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
 )
 NO_SPIKED_TENSOR = (
@@ -113,7 +125,7 @@ _INFINITE_FOURTH_MOMENT = (
 )
 
 # Groups of kinds that are usually unsupported together.
-REGULARISERS = dict.fromkeys(("dropout", "contexts", "students", "other inputs"), ONE_PASS_REGULARISERS)
+REGULARISERS = dict.fromkeys(("dropout", "contexts", "other inputs"), ONE_PASS_REGULARISERS)
 OTHER_UPDATES = dict.fromkeys(("other update", "coordinatewise update"), PLAIN_SGD)
 OTHER_STEPS = {"temperature": PLAIN_SGD, **OTHER_UPDATES}
 PLAIN_ONE_PASS = {"other batch": INTEGER_BATCH, **OTHER_STEPS, "fixed data": FRESH_SAMPLES}
@@ -131,6 +143,9 @@ def why_not(question: str, kind: str) -> str | None:
     # Questions that support deep linear networks say so (None).
     if kind == "deep linear":
         return unsupported.get(kind, NO_DEEP_LINEAR)
+    # The same for several students and workers.
+    if kind in FEW_SOLVERS:
+        return unsupported.get(kind, FEW_SOLVERS[kind])
     return unsupported.get(kind, unsupported.get(GENERAL_KIND.get(kind, "")))
 
 
