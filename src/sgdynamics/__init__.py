@@ -86,6 +86,7 @@ if TYPE_CHECKING:
     from sgdynamics.problems.spiked_tensor import SpikedTensor as SpikedTensor
     from sgdynamics.problems.starts import random_start as random_start
     from sgdynamics.problems.starts import start as start
+    from sgdynamics.problems.students import ensemble as ensemble
     from sgdynamics.problems.teacher_student import MultiIndex as MultiIndex
     from sgdynamics.problems.teacher_student import TeacherStudent as TeacherStudent
     from sgdynamics.results.citing import cite as cite
@@ -187,6 +188,7 @@ _PACKAGE_OF = {
     "early_stopping": "sgdynamics.analysis.early_stopping",
     "effective_dynamics": "sgdynamics.analysis.effective.dynamics",
     "effective_scaling": "sgdynamics.analysis.effective.scaling",
+    "ensemble": "sgdynamics.problems.students",
     "erm": "sgdynamics.statics.erm",
     "exit_time": "sgdynamics.analysis.exit_times",
     "exit_time_of": "sgdynamics.analysis.exit_results",

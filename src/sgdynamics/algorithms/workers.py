@@ -65,7 +65,7 @@ class Workers:
 
     algorithm: OnePassSGD
     workers: int = 4
-    every: float = 0.5
+    every: float = 0.5  # style: ok, public name of the length of a round
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
     problems: Sequence[Any] | None = None
@@ -174,7 +174,7 @@ def largest_stable_lr(algorithm: OnePassSGD | Workers) -> float:
     Raises
     ------
     ValueError
-        If the algorithm is another one.
+        If the algorithm is not one of these.
 
     Notes
     -----

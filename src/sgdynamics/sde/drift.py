@@ -99,9 +99,9 @@ def drift_at_state(
     # One number per row.
     decay = jnp.broadcast_to(jnp.ravel(jnp.asarray(parameters["weight_decay"])), (p,))
     # dN/dt = -(l_b H_students + decay) N
-    columns = input_covariance.times_eigenvalues(
-        parameters, moments.stein[..., :p]
-    ) + jnp.diag(decay)
+    columns = input_covariance.times_eigenvalues(parameters, moments.stein[..., :p]) + jnp.diag(
+        decay
+    )
     # A loss or rule that reads overlaps also moves rows along rows.
     if moments.pull is not None:
         columns = columns + moments.pull[..., :p]

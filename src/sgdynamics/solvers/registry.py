@@ -52,7 +52,7 @@ ENTRIES = [
             "workers": None,
             "fixed data": (
                 "the ODE describes fresh samples. Use sgd.solve_dmft for a fixed data set."
-            )
+            ),
         },
         example={"times": [1.0]},
         label_noise="finite variance or bounded steps",

@@ -40,7 +40,7 @@ UNSUPPORTED = {
 
 
 def accepts_workers(solver: Solver) -> Solver:
-    """Decorate a solver, so that `Workers` may take the place of its algorithm."""
+    """Decorate a solver, so that `Workers` may take the positions of its algorithm."""
     signature = inspect.signature(solver)
 
     @functools.wraps(solver)
@@ -115,9 +115,7 @@ def solve_rounds(
     return joined
 
 
-def _save_points(
-    algorithm: Workers, arguments: dict[str, Any], solver: str
-) -> np.ndarray:
+def _save_points(algorithm: Workers, arguments: dict[str, Any], solver: str) -> np.ndarray:
     """Remove the save points from the arguments, and return them in samples/d of one worker."""
     stated = {
         name: value
@@ -200,8 +198,9 @@ class _Rounds:
         if self.followed == self.workers:
             return start
         p, K = self.width, self.workers
-        place = [min(worker, 1) for worker in range(K)] + [2 + extra for extra in range(self.extra)]
-        index = np.concatenate([np.arange(p) + p * student for student in place])
+        positions = [min(worker, 1) for worker in range(K)]
+        positions += [2 + extra for extra in range(self.extra)]
+        index = np.concatenate([np.arange(p) + p * student for student in positions])
         Q = start.Q_blocks[:, :, index][..., index].copy()
         own, cross = start.Q_blocks[..., :p, :p], start.Q_blocks[..., :p, p : 2 * p]
         for first in range(K):
@@ -236,7 +235,9 @@ class _Rounds:
         """Return the result of the mean rows during a round, and of the common rows at its end."""
         states = field_states(solved, np.asarray(self.problem.gram))
         runs, times = states["a"].shape[:2]
-        flat = Start(*(states[name].reshape(-1, *states[name].shape[2:]) for name in ("M", "Q", "a")))
+        flat = Start(
+            *(states[name].reshape(-1, *states[name].shape[2:]) for name in ("M", "Q", "a"))
+        )
         expanded = self.expand(flat)
         means = _map_rows(self.mean(expanded.a.shape[1]), expanded)
         M, Q, a = (
@@ -272,7 +273,7 @@ class _Rounds:
             name: (("run", "time", *axes), value, meanings.get(name, {}))
             for name, (axes, value) in variables.items()
         }
-        kept = {
+        coordinates = {
             name: coordinate
             for name, coordinate in solved.coords.items()
             if set(coordinate.dims) <= {"run", "time", "block"}
@@ -281,12 +282,10 @@ class _Rounds:
         attributes["error_quadrature"] = max(
             [float(solved.attrs.get("error_quadrature", 0.0)), *errors]
         )
-        return xr.Dataset(data, kept, attributes)
+        return xr.Dataset(data, coordinates, attributes)
 
 
 def _map_rows(matrix: np.ndarray, start: Start) -> Start:
     """Return the overlaps of the rows R W, with their heads R a."""
     Q = matrix @ start.Q_blocks @ matrix.T
-    return Start(
-        matrix @ start.M_blocks, (Q + np.swapaxes(Q, -1, -2)) / 2, start.a @ matrix.T
-    )
+    return Start(matrix @ start.M_blocks, (Q + np.swapaxes(Q, -1, -2)) / 2, start.a @ matrix.T)
