@@ -32,6 +32,7 @@ KINDS: dict[str, str] = {
     "coordinatewise update": (
         "one-pass SGD with an update of each coordinate (sign, Adam, AdaGrad, RMSprop)"
     ),
+    "workers": "Workers: local SGD, DiLoCo",
     "fixed data": "an algorithm on a fixed data set",
     "update on data": (
         "an algorithm on a fixed data set with an update that commutes with rotations"
@@ -56,6 +57,7 @@ ARGUMENT = {
     "other batch": "batch",
     "other update": "update",
     "coordinatewise update": "update",
+    "workers": "algorithm",
     "fixed data": "algorithm",
     "epochs": "algorithm",
     "message passing": "algorithm",
@@ -72,6 +74,14 @@ INTEGER_BATCH = (
     "the batch size must be an integer here. Use batch=4, for example, and sgd.phases to change it "
     "during training. Non-integer and scheduled batch sizes are supported by sgd.solve_ode, "
     "sgd.solve_sde and sgd.optimal_protocol."
+)
+NO_WORKERS = (
+    "several workers are supported by sgd.solve_ode, sgd.solve_sde and sgd.simulate only. Use "
+    "sgd.OnePassSGD(...); for short rounds workers.short_rounds is the same."
+)
+NO_STUDENTS = (
+    "several students are supported by sgd.solve_ode, sgd.solve_sde and sgd.simulate only. Use a "
+    "problem of one network."
 )
 FRESH_SAMPLES = "only fresh samples are supported here. Use sgd.OnePassSGD(...)."
 NO_MESSAGE_PASSING = (
@@ -92,8 +102,8 @@ NO_OVERLAPS_ON_DATA = (
     "sgd.OnePassSGD(...), for a Rule or a loss that reads overlaps."
 )
 ONE_PASS_REGULARISERS = (
-    "dropout, input noise, contexts and several students are not supported here. Use one-pass SGD "
-    "and sgd.solve_ode, sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
+    "dropout, input noise and contexts are not supported here. Use one-pass SGD and sgd.solve_ode, "
+    "sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
 )
 NO_SPIKED_TENSOR = (
     "a spiked tensor has no Gaussian inputs, which are needed here. Use sgd.solve_ode, "
@@ -120,6 +130,8 @@ RARELY_SUPPORTED = {
     "deep linear": NO_DEEP_LINEAR,
     "wide network": NO_WIDE_NETWORK,
     "diagonal": NO_DIAGONAL,
+    "students": NO_STUDENTS,
+    "workers": NO_WORKERS,
 }
 UPDATES_ON_DATA = ("update on data", "coordinatewise update on data")
 # Algorithms that no question supports for a kind of problem, and those (None) that each question
@@ -180,9 +192,7 @@ _INFINITE_FOURTH_MOMENT = (
 )
 
 # Groups of kinds that are usually unsupported together.
-REGULARISERS = dict.fromkeys(
-    ("dropout", "contexts", "students", "other inputs"), ONE_PASS_REGULARISERS
-)
+REGULARISERS = dict.fromkeys(("dropout", "contexts", "other inputs"), ONE_PASS_REGULARISERS)
 OTHER_UPDATES = dict.fromkeys(("other update", "coordinatewise update"), PLAIN_SGD)
 OTHER_STEPS = {"temperature": PLAIN_SGD, **OTHER_UPDATES}
 PLAIN_ONE_PASS = {"other batch": INTEGER_BATCH, **OTHER_STEPS, "fixed data": FRESH_SAMPLES}

@@ -26,8 +26,10 @@ from sgdynamics.results.clock import (
 from sgdynamics.simulation.devices import choose_devices, over_devices
 from sgdynamics.simulation.running import run
 from sgdynamics.solvers.call import validate_call
+from sgdynamics.solvers.workers import accepts_workers
 
 
+@accepts_workers
 @float64
 def solve_sde(
     problem: Problem | SpikedTensor | Dynamics,

@@ -33,8 +33,10 @@ from sgdynamics.simulation.checkpoints import Checkpoint
 from sgdynamics.simulation.devices import choose_devices, over_devices
 from sgdynamics.simulation.running import CHECK_STEPS, run_until
 from sgdynamics.solvers.call import SolverCall, validate_call
+from sgdynamics.solvers.workers import accepts_workers
 
 
+@accepts_workers
 def simulate(
     problem: Problem | SpikedTensor | DeepLinear | DiagonalNetwork | Dynamics,
     algorithm: OnePassSGD | FixedData,
