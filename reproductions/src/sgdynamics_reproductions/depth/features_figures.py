@@ -1,4 +1,4 @@
-"""Figures 4 and 5: wide networks from lazy to rich, and their features compared with trained ones."""
+"""Figures 4 and 5: wide networks from lazy to rich, and features of trained networks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sgdynamics_reproductions.depth.finite_network import train
 from sgdynamics_reproductions.drawing import draw_runs, finish, panels, readable, ticks
 
 SAMPLES, DIMENSION = 6, 12
-RICHNESS = (0.2, 1.0, 3.0)
+RICHNESS = (0.1, 1.0, 3.0)
 STEPS = np.arange(0, 41, 4)
 RATE = 0.2
 NEURONS = (32, 64, 128, 256)
