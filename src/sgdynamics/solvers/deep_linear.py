@@ -95,8 +95,9 @@ def solve_steps(
     if last[0] >= 0:
         diverged_at[0] = t[np.searchsorted(save_steps, last[0], side="right") - 1]
     warnings = divergence_warning(diverged_at)
-    rose_at = int(states["rose_at"][0, -1]) if "rose_at" in states else -1
-    if warns_of_rise and not warnings and rose_at >= 0:
+    # After a divergence the states are NaN, and the warning is that of the divergence.
+    rose_at = -1 if warnings or "rose_at" not in states else int(states["rose_at"][0, -1])
+    if warns_of_rise and rose_at >= 0:
         warnings = (
             f"The training risk rises at step {rose_at}: the learning rate is beyond the edge of "
             "stability, where finite networks differ much from the limit. Use a smaller lr, or "
