@@ -104,7 +104,7 @@ class DirectSGD(Simulator):
     The inputs are isotropic in each covariance block. The signals may therefore lie along its first
     K axes, and the rest of the rows along the next p: any other position is a rotation of this one.
     A coordinatewise update does not commute with rotations. For such an update every run draws a
-    random orthonormal frame in each block.
+    random orthonormal frame in each block; with ``axes`` only that of the rest of the rows.
 
     Parameters
     ----------
@@ -200,6 +200,8 @@ class DirectSGD(Simulator):
         frame = np.asarray(self.parameters["frame"])
         for position, run in enumerate(chosen):
             frames = _random_frames(self.seed, int(run), self.edges, rows.shape[-1])
+            if self.law is not None and self.law.axes:
+                frames = [_along_axes(axes, k) for axes in frames]
             for block, axes in enumerate(frames):
                 coordinates = slice(self.edges[block], self.edges[block + 1])
                 # A small block has fewer axes than [T | L] has columns.
@@ -287,6 +289,19 @@ def _random_frames(seed: int, run: int, edges: tuple[int, ...], largest: int) ->
         gaussian = generator.standard_normal((high - low, count))
         frames.append(np.linalg.qr(gaussian)[0].T if count else np.zeros((0, high - low)))
     return frames
+
+
+def _along_axes(frame: np.ndarray, signals: int) -> np.ndarray:
+    """A frame whose first rows are the first coordinate axes; the others are random beyond them."""
+    count = min(signals, len(frame))
+    along = np.zeros_like(frame)
+    along[:count, :count] = np.eye(count)
+    if len(frame) > count and frame.shape[1] > len(frame):
+        # The orthogonal factor of a Gaussian matrix without its first columns is random in the rest.
+        along[count:, count:] = np.linalg.qr(frame[count:, count:].T)[0].T
+    elif len(frame) > count:
+        along[count:, count:] = np.eye(len(frame) - count, frame.shape[1] - count)
+    return along
 
 
 def embed_rows(rows: np.ndarray, edges: tuple[int, ...]) -> np.ndarray:
