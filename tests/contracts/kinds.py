@@ -75,6 +75,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "spiked tensor": lambda: sgd.SpikedTensor(order=2, snr=2.0),
     "own dynamics": Decay,
     "deep linear": lambda: sgd.DeepLinear(depth=2),
+    "diagonal": sgd.DiagonalNetwork,
     "temperature": phase,
     "other batch": phase,
     "other update": phase,
@@ -125,6 +126,8 @@ def start_of(kind: str, problem: Any, question: str = "simulate") -> Any:
         return {"m": 0.5}
     if kind == "deep linear":
         return None  # random initial weights, which the problem defines
+    if kind == "diagonal":
+        return None  # the initial weights are an argument of the problem
     if kind == "spiked tensor":
         return sgd.start(problem, m=0.5, r2=1.0)
     if kind == "top":
