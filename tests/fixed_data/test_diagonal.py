@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,9 @@ def twice(excess):
 def test_one_pass_reference_values():
     """Particles of another implementation, to their error .0005 (2605.17177)."""
     noisy = sgd.solve_ode(PROBLEM, ONE_PASS, alpha=[1, 2, 5, 10, 20])
-    assert np.allclose(twice(noisy.excess_risk), [0.1948, 0.1877, 0.1384, 0.0371, 0.0167], atol=6e-4)
+    assert np.allclose(
+        twice(noisy.excess_risk), [0.1948, 0.1877, 0.1384, 0.0371, 0.0167], atol=6e-4
+    )
     assert np.allclose(noisy.imbalance[0], [0.0384, 0.0369, 0.0330, 0.0284, 0.0223], atol=6e-5)
     assert noisy.attrs["error_integrator"] < 1e-5
     quiet = PROBLEM.replace(noise=0.0, start=1.0)
@@ -63,7 +66,7 @@ def test_the_transported_law_without_interaction_is_exact():
     # ds = (-2 c s + c^2 r R) dt, of which s is of first order in c r = 1e-3
     steps = np.linspace(0, times[-1], 20001)
     s, saved = 0.0, []
-    for low, high in zip(steps[:-1], steps[1:], strict=True):
+    for low, high in pairwise(steps):
         middle = 0.5 * (low + high)
         R = noise + np.exp(-2 * c * middle) + s
         s += (high - low) * (-2 * c * s + c * c * rate * R)
@@ -260,7 +263,10 @@ def test_divergence_is_reported():
 def test_unsupported_combinations_raise():
     any_solver: Any = sgd.solve_sde
     calls = [
-        (lambda: any_solver(PROBLEM, ONE_PASS, None, times=[1.0], dimension=50), "diagonal network"),
+        (
+            lambda: any_solver(PROBLEM, ONE_PASS, None, times=[1.0], dimension=50),
+            "diagonal network",
+        ),
         (lambda: sgd.solve_ode(PROBLEM, ONE_PASS, object(), times=[1.0]), "start = .*Omit"),
         (lambda: sgd.solve_ode(PROBLEM, ONE_PASS, times=[1.0], dimension=9), "dimension = 9"),
         (lambda: sgd.solve_dmft(PROBLEM, ONE_PASS, steps=[1]), "algorithm = .*"),

@@ -128,10 +128,10 @@ class DiagonalDynamics(SolverDynamics[DiagonalStart]):
             rate = float(algorithm.lr) / batch
             return TransportedLaw(parameters, nodes, lambda _: rate, lambda _: 1.0)
 
-        def scheduled(alpha: float) -> float:
+        def rate_at(alpha: float) -> float:
             return float(algorithm.rates(np.array([alpha]))[0]) / batch
 
-        return TransportedLaw(parameters, nodes, scheduled, scheduled)
+        return TransportedLaw(parameters, nodes, rate_at, rate_at)
 
     def _integrate(self, request: SolveRequest) -> Solution:
         """Integrate with SciPy, and once more on a coarser grid at a looser tolerance."""
@@ -152,12 +152,8 @@ class DiagonalDynamics(SolverDynamics[DiagonalStart]):
             "error_integrator": largest_share(coarse_risk - risk, risk),
         }
         runs = request.initial_state.runs
-        states = {
-            name: np.repeat(value[None], runs, axis=0) for name, value in fine.values.items()
-        }
-        return Solution(
-            states, np.repeat(risk, runs, axis=0), attributes, ends, end_warnings(ends)
-        )
+        states = {name: np.repeat(value[None], runs, axis=0) for name, value in fine.values.items()}
+        return Solution(states, np.repeat(risk, runs, axis=0), attributes, ends, end_warnings(ends))
 
     def _law_risk(self, solution: LawSolution) -> np.ndarray:
         return solution.values["excess_risk"][None] + 0.5 * self.problem.noise

@@ -294,14 +294,14 @@ def _random_frames(seed: int, run: int, edges: tuple[int, ...], largest: int) ->
 def _along_axes(frame: np.ndarray, signals: int) -> np.ndarray:
     """A frame whose first rows are the first coordinate axes; the others are random beyond them."""
     count = min(signals, len(frame))
-    along = np.zeros_like(frame)
-    along[:count, :count] = np.eye(count)
+    rows = np.zeros_like(frame)
+    rows[:count, :count] = np.eye(count)
     if len(frame) > count and frame.shape[1] > len(frame):
         # The orthogonal factor of a Gaussian matrix without its first columns is random in the rest.
-        along[count:, count:] = np.linalg.qr(frame[count:, count:].T)[0].T
+        rows[count:, count:] = np.linalg.qr(frame[count:, count:].T)[0].T
     elif len(frame) > count:
-        along[count:, count:] = np.eye(len(frame) - count, frame.shape[1] - count)
-    return along
+        rows[count:, count:] = np.eye(len(frame) - count, frame.shape[1] - count)
+    return rows
 
 
 def embed_rows(rows: np.ndarray, edges: tuple[int, ...]) -> np.ndarray:

@@ -103,9 +103,7 @@ def solve_paths(
     return result
 
 
-def _solve_replicates(
-    call: SolverCall, size: int, replicates: int
-) -> tuple[States, np.ndarray]:
+def _solve_replicates(call: SolverCall, size: int, replicates: int) -> tuple[States, np.ndarray]:
     """States (replicate, time, ...) of sets of this many paths, and their last finite steps."""
     problem, algorithm = call.dynamics.problem, call.dynamics.algorithm
     steps = call.save_steps
@@ -119,9 +117,7 @@ def _solve_replicates(
         seed=call.seed,
     )
     label = f"solve_dmft, {size} paths"
-    states, last, _ = run_until(
-        simulator, replicates, steps, call.seed, label, call.progress, None
-    )
+    states, last, _ = run_until(simulator, replicates, steps, call.seed, label, call.progress, None)
     return states, last
 
 

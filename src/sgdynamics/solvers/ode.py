@@ -67,8 +67,8 @@ def solve_ode(
         ``sgd.Spectrum`` has a dimension; giving it again selects the finite-d equations.
     rtol : float, optional
         Relative accuracy of the overlaps. The local tolerance is a thousandth of it, because
-        errors add up. Defaults to 1e-8 (``DiagonalNetwork``: 1e-7), or to the relative error of the expectations at the start
-        where these are sampled and less accurate.
+        errors add up. Defaults to 1e-8, or to the relative error of the expectations at the start
+        where these are sampled and less accurate (``DiagonalNetwork``: 1e-7).
     atol : float, optional
         Absolute accuracy of the overlaps, in units of max(1, the largest entry of Q at the start).
         Defaults to rtol/100.

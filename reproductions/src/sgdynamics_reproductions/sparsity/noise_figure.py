@@ -54,9 +54,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     """
     seed = checks.integer("seed", seed, 0)
     dimension, runs = (200, 32) if quick else (1000, 100)
-    problem = DiagonalNetwork(
-        teacher=[(1.0, SHARE), (0.0, 1 - SHARE)], start=START, noise=NOISE
-    )
+    problem = DiagonalNetwork(teacher=[(1.0, SHARE), (0.0, 1 - SHARE)], start=START, noise=NOISE)
     names = ("excess_risk", "imbalance", "square")
     table: dict[str, list[np.ndarray]] = {name: [] for name in names}
     table |= {f"{name}_runs": [] for name in names} | {f"{name}_expected": [] for name in names}
@@ -85,7 +83,11 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         ]
         for lr in RATES
     ]
-    dims = {"": ("rate", "alpha"), "_runs": ("rate", "run", "point"), "_expected": ("rate", "point")}
+    dims = {
+        "": ("rate", "alpha"),
+        "_runs": ("rate", "run", "point"),
+        "_expected": ("rate", "point"),
+    }
     variables = {
         f"{name}{suffix}": (axes, np.array(table[f"{name}{suffix}"]))
         for name in names
@@ -116,9 +118,7 @@ def _draw(data: xr.Dataset) -> Any:
     axes[0].set(
         xlabel="samples/$d$", ylabel="excess risk", title="late law (dashed), regression (dotted)"
     )
-    axes[1].set(
-        xlabel="samples/$d$", ylabel="mean $a_j^2$", title="weights whose teacher is 0"
-    )
+    axes[1].set(xlabel="samples/$d$", ylabel="mean $a_j^2$", title="weights whose teacher is 0")
     axes[2].set(
         ylim=(0, None),
         xlabel="share of teacher weights that are 1",
