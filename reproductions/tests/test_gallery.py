@@ -373,6 +373,7 @@ JUDGED = (
     "optimisers",
     "protocols",
     "epochs",
+    "sparsity",
 )
 
 

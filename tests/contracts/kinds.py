@@ -76,6 +76,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "own dynamics": Decay,
     "deep linear": lambda: sgd.DeepLinear(depth=2),
     "wide network": lambda: sgd.WideNetwork([[1.0, 0.5]], [1.0], hidden_layers=1),
+    "diagonal": sgd.DiagonalNetwork,
     "temperature": phase,
     "other batch": phase,
     "other update": phase,
@@ -124,8 +125,8 @@ def start_of(kind: str, problem: Any, question: str = "simulate") -> Any:
         return sgd.random_start(problem, dimension=50, wide=True)
     if kind == "own dynamics":
         return {"m": 0.5}
-    if kind in ("deep linear", "wide network"):
-        return None  # random initial weights, which the problem defines
+    if kind in ("deep linear", "wide network", "diagonal"):
+        return None  # the problem defines the initial weights
     if kind == "spiked tensor":
         return sgd.start(problem, m=0.5, r2=1.0)
     if kind == "top":

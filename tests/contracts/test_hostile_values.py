@@ -332,6 +332,24 @@ CALLS = {
             "test_labels": [0.5],
         },
     ),
+    "DiagonalNetwork": (
+        sgd.DiagonalNetwork,
+        {
+            "teacher": [(1.0, 0.2), (0.0, 0.8)],
+            "start": (1.0, 0.0),
+            "noise": 0.1,
+            "weight_decay": 0.1,
+            "covariance": [(1.0, 0.5), (2.0, 0.5)],
+        },
+    ),
+    "DiagonalNetwork.late_law": (
+        sgd.DiagonalNetwork(noise=0.1).late_law,
+        {"lr": 0.3, "batch": 1},
+    ),
+    "DiagonalNetwork.interpolator": (
+        sgd.DiagonalNetwork().interpolator,
+        {"samples_per_dimension": 0.5},
+    ),
     "Start": (
         sgd.Start,
         {
@@ -369,7 +387,11 @@ CALLS = {
     "updates.sam": (updates.sam, {"radius": 0.1}),
     "updates.muon": (updates.muon, {"memory": 2.0, "newton_schulz": False}),
     "updates.adagrad_norm": (updates.adagrad_norm, {"start": 0.1}),
-    "updates.adam": (updates.adam, {"memory": 2.0, "eps": 0.1, "weight_decay": 0.0, "beta": 0.9}),
+    "updates.adam": (
+        updates.adam,
+        {"memory": 2.0, "eps": 0.1, "weight_decay": 0.0, "beta": 0.9, "axes": True},
+    ),
+    "updates.sign": (updates.sign, {"axes": True}),
     "updates.rmsprop": (updates.rmsprop, {"memory": 2.0, "eps": 0.1}),
     "updates.adagrad": (updates.adagrad, {"start": 0.1, "eps": 0.0}),
     "updates.weight_decay": (

@@ -20,6 +20,7 @@ from sgdynamics_reproductions import (
     rough_landscapes,
     scaling_laws,
     several_inputs,
+    sparsity,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "rough_landscapes",
     "scaling_laws",
     "several_inputs",
+    "sparsity",
 ]

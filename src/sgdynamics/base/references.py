@@ -679,6 +679,28 @@ REFERENCES: dict[str, Reference] = {
             "eprint": "2505.16098",
         },
     ),
+    "woodworth2020kernel": Reference(
+        "inproceedings",
+        (
+            "Woodworth, Blake and Gunasekar, Suriya and Lee, Jason D. and Moroshko, Edward "
+            "and Savarese, Pedro and Golan, Itay and Soudry, Daniel and Srebro, Nathan"
+        ),
+        ("Kernel and rich regimes in overparametrized models"),
+        2020,
+        {
+            "booktitle": "Conference on Learning Theory",
+            "eprint": "2002.09277",
+        },
+    ),
+    "thrampoulidis2015regularized": Reference(
+        "inproceedings",
+        "Thrampoulidis, Christos and Oymak, Samet and Hassibi, Babak",
+        ("Regularized linear regression: a precise analysis of the estimation error"),
+        2015,
+        {
+            "booktitle": "Conference on Learning Theory",
+        },
+    ),
 }
 
 # The ODE of overlaps, from its derivation to its proofs.
@@ -718,6 +740,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "models.gan": ("wang2019solvable",),
     "MultiPassSGD": ("mignacco2021stochasticity",),
     "PersistentSGD": ("mignacco2021stochasticity",),
+    "DiagonalNetwork": ("woodworth2020kernel", "thrampoulidis2015regularized"),
     "updates.momentum": ("polyak1964some", "sutskever2013importance"),
     "updates.nesterov": ("nesterov1983method", "sutskever2013importance"),
     "updates.polyak": ("polyak1992acceleration", "ruppert1988efficient"),

@@ -9,6 +9,7 @@ from sgdynamics.algorithms.head_rates import with_leaf_rates
 from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.base.support import require
 from sgdynamics.dynamics.adapter import SolverDynamics
+from sgdynamics.dynamics.axes import AxesDynamics
 from sgdynamics.dynamics.deep_linear import DeepDataDynamics, DeepLinearDynamics
 from sgdynamics.dynamics.diagonal import DiagonalDataDynamics, DiagonalDynamics
 from sgdynamics.dynamics.fields import FieldDynamics
@@ -52,6 +53,7 @@ def dynamics_of(
     if "fields" not in problem.kinds:
         return SpikedDynamics(problem, one_pass)
     if one_pass.stepping is not None:
-        return UpdateDynamics(problem, one_pass)
+        has_axes = one_pass.law is not None and one_pass.law.axes
+        return (AxesDynamics if has_axes else UpdateDynamics)(problem, one_pass)
     kind = SlidingDynamics if "snr = inf" in problem.kinds else FieldDynamics
     return kind(problem, one_pass)

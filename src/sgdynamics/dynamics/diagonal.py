@@ -22,7 +22,6 @@ from sgdynamics.dynamics.adapter import Criterion, SolverDynamics
 from sgdynamics.dynamics.requests import Arrays, Solution, SolveRequest, end_warnings
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.fixed_data.diagonal_runs import DiagonalRuns
-from sgdynamics.ode.case import RTOL
 from sgdynamics.ode.diagonal import (
     COARSE_NODES,
     NODES,
@@ -40,6 +39,7 @@ from sgdynamics.simulation.running import Simulator
 
 SCALARS = ("overlap", "squared_norm", "l1_norm", "imbalance", "excess_risk")
 BY_WEIGHT = ("weight_mean", "weight_square")
+RTOL = 1e-7  # default accuracy of the law
 LOOSER = 10.0  # tolerance of the solution for comparison over that of the result
 
 
@@ -128,10 +128,10 @@ class DiagonalDynamics(SolverDynamics[DiagonalStart]):
             rate = float(algorithm.lr) / batch
             return TransportedLaw(parameters, nodes, lambda _: rate, lambda _: 1.0)
 
-        def scheduled(alpha: float) -> float:
+        def rate_at(alpha: float) -> float:
             return float(algorithm.rates(np.array([alpha]))[0]) / batch
 
-        return TransportedLaw(parameters, nodes, scheduled, scheduled)
+        return TransportedLaw(parameters, nodes, rate_at, rate_at)
 
     def _integrate(self, request: SolveRequest) -> Solution:
         """Integrate with SciPy, and once more on a coarser grid at a looser tolerance."""

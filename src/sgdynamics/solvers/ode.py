@@ -70,7 +70,7 @@ def solve_ode(
     rtol : float, optional
         Relative accuracy of the overlaps. The local tolerance is a thousandth of it, because
         errors add up. Defaults to 1e-8, or to the relative error of the expectations at the start
-        where these are sampled and less accurate.
+        where these are sampled and less accurate (``DiagonalNetwork``: 1e-7).
     atol : float, optional
         Absolute accuracy of the overlaps, in units of max(1, the largest entry of Q at the start).
         Defaults to rtol/100.
