@@ -7,16 +7,13 @@ its numbers at most by rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from sgdynamics.base import checks
 from sgdynamics.base.arrays import Device, PyTree, RandomKeys
 from sgdynamics.simulation.running import (
     NO_OBSERVATION,
@@ -25,34 +22,6 @@ from sgdynamics.simulation.running import (
     Resources,
     Simulator,
 )
-
-_LIMIT: ContextVar[Sequence[Device] | None] = ContextVar("devices", default=None)
-
-
-@contextmanager
-def limited_devices(devices: Sequence[Device]) -> Iterator[None]:
-    """Compute on these devices inside of this context, wherever a call does not set `devices`."""
-    if devices == jax.local_devices():
-        yield
-        return
-    token = _LIMIT.set(devices)
-    try:
-        with jax.default_device(devices[0]):
-            yield
-    finally:
-        _LIMIT.reset(token)
-
-
-def choose_devices(devices: int | None) -> Sequence[Device]:
-    """Validate the argument `devices`: the first local devices, by default all of them."""
-    available = jax.local_devices()
-    if devices is None:
-        return _LIMIT.get() or available
-    count = checks.integer("devices", devices, 1)
-    if count > len(available):
-        fix = f"this process has {len(available)} ({available[0].platform}). Use at most that many."
-        raise checks.reject("devices", devices, fix)
-    return available[:count]
 
 
 def over_devices(simulator: Simulator, devices: Sequence[Device]) -> Simulator:

@@ -19,11 +19,11 @@ from sgdynamics.fixed_data.deep_linear import DeepSizes
 from sgdynamics.fixed_data.deep_linear_runs import DeepRuns, velocity_of
 from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.results.build import build_result, divergence_warning
-from sgdynamics.results.clock import Clock, time_at_alpha
+from sgdynamics.results.clock import time_at_alpha
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.samples import input_covariance
 from sgdynamics.simulation.running import run_until
-from sgdynamics.solvers.call import SolverCall, validate_call
+from sgdynamics.solvers.call import SolverCall
 from sgdynamics.solvers.dmft_arguments import DMFTArguments
 from sgdynamics.solvers.dmft_cells import States, extrapolate_levels
 
@@ -200,30 +200,10 @@ def _number_of_cells(problem: DeepLinear, rate: float, cells: int | None) -> int
     return 4 * math.ceil(needed / 4)
 
 
-def solve_fresh_batches(
-    problem: DeepLinear,
-    algorithm: OnePassSGD,
-    start: object,
-    clock: Clock,
-    samples_per_dimension: float,
-    *,
-    record: Mapping[str, Any] | None,
-    evaluate: Mapping[str, Any] | None,
-    progress: bool | None,
-) -> xr.Dataset:
+def solve_fresh_batches(call: SolverCall, samples_per_dimension: float) -> xr.Dataset:
     """The limit of `solve_large_batch`: each step sees samples_per_dimension d fresh samples."""
-    call = validate_call(
-        "solve_large_batch",
-        problem,
-        algorithm,
-        start,
-        alpha=[0.0],
-        record=record,
-        evaluate=evaluate,
-        progress=progress,
-    )
+    problem = call.dynamics.problem
     require_many_coordinates(problem)
-    call = replace(call, clock=clock)
     steps = call.save_steps
     alpha_step = samples_per_dimension if math.isfinite(samples_per_dimension) else 1.0
     simulator = DeepRuns(

@@ -19,6 +19,7 @@ from sgdynamics.base.arrays import (
     ArrayArgument,
     Device,
 )
+from sgdynamics.base.devices import choose_devices
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import Cost, Meter, meter, warn
 from sgdynamics.base.support import require
@@ -40,7 +41,6 @@ from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.wide_network import WideNetwork
-from sgdynamics.simulation.devices import choose_devices
 from sgdynamics.solvers.call import SolverCall
 from sgdynamics.solvers.deep_linear import solve_limit
 from sgdynamics.solvers.diagonal import solve_paths
@@ -251,8 +251,6 @@ def _solve_effective_process(arguments: DMFTArguments) -> xr.Dataset:
     algorithm, two_time = validate_fixed_data(arguments.algorithm), arguments.two_time
     assert isinstance(problem, Problem)
     start = arguments.required_start
-    if not isinstance(method, DMFT):
-        raise checks.reject("method", method, "expected sgd.DMFT(...).")
     # Cells are known before the clock: save points are rounded to them.
     limit = limit_of_epochs(problem, algorithm)
     cell_counts = cell_levels(problem, limit, start, arguments.cells, arguments.steps)

@@ -49,6 +49,10 @@ class DMFTArguments:
     evaluate: Mapping[str, Any] | None
     devices: Sequence[Device]
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, DMFT):
+            raise checks.reject("method", self.method, "expected sgd.DMFT(...).")
+
     def validate(self, *, whole_steps: bool = True, cells: int | None = None) -> SolverCall:
         """Validate the arguments that all solvers share; save points are rounded to the cells."""
         return validate_call(

@@ -79,8 +79,6 @@ def _count_steps(progress_meter: Meter, reduction: int, steps: int) -> None:
 
 def _tolerance(method: DMFT) -> float:
     """The tolerance of the bases; ValueError for options that wide networks do not have."""
-    if not isinstance(method, DMFT):
-        raise checks.reject("method", method, "expected sgd.DMFT(...).")
     for name in ("dtype", "memory_directions", "keep", "form"):
         value = getattr(method, name)
         if value != getattr(DEFAULT_OPTIONS, name):

@@ -27,7 +27,7 @@ import jax
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Device
-from sgdynamics.simulation.devices import limited_devices
+from sgdynamics.base.devices import limited_devices
 from sgdynamics.sweeps.answers import Stack, error_text, failure
 from sgdynamics.sweeps.compute import compute
 from sgdynamics.sweeps.job import Job
