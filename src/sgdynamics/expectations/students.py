@@ -57,7 +57,7 @@ class StudentSums(SolverExpectation):
                 evaluation = Evaluation(
                     at.quadrature,
                     context_nodes(at.nodes, position),
-                    {**own, "eigenvalues": at.parameters["eigenvalues"]},
+                    {**own, "eigenvalues": input_covariance.eigenvalues(at.parameters)},
                     Overlaps(blocks, covariance),
                     lesson.selection(self.structure.width) @ at.head,
                 )
