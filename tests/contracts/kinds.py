@@ -75,6 +75,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "spiked tensor": lambda: sgd.SpikedTensor(order=2, snr=2.0),
     "own dynamics": Decay,
     "deep linear": lambda: sgd.DeepLinear(depth=2),
+    "static head": lambda: phase().replace(head="trained"),
     "temperature": phase,
     "other batch": phase,
     "other update": phase,
@@ -87,6 +88,8 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
 
 def algorithm_of(kind: str, question: str) -> Any:
     """The algorithm with which a problem of this kind is passed to a question."""
+    if kind == "static head":
+        return sgd.OnePassSGD(lr=LR, head_rate="static")
     if kind == "temperature":
         return sgd.OnePassSGD(lr=LR, temperature=0.2)
     if kind == "other batch":
@@ -107,6 +110,7 @@ def algorithm_of(kind: str, question: str) -> Any:
 # Kinds that differ by the algorithm and share the problem `phase`.
 ALGORITHM_KINDS = (
     "fields",
+    "static head",
     "temperature",
     "other batch",
     "other update",

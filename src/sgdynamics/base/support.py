@@ -21,6 +21,7 @@ KINDS: dict[str, str] = {
     "spiked tensor": "SpikedTensor",
     "own dynamics": "a subclass of Dynamics",
     "deep linear": "DeepLinear",
+    "static head": 'one-pass SGD with head_rate="static"',
     "temperature": "one-pass SGD at a temperature",
     "other batch": "one-pass SGD with a non-integer or scheduled batch size",
     "other update": (
@@ -41,6 +42,7 @@ GENERAL_KIND = {
 }
 # The argument that an error names, where the algorithm is the cause; otherwise `problem`.
 ARGUMENT = {
+    "static head": "head_rate",
     "temperature": "temperature",
     "other batch": "batch",
     "other update": "update",
@@ -80,6 +82,10 @@ NO_SPIKED_TENSOR = (
 NO_OWN_DYNAMICS = (
     "a problem with Gaussian inputs is needed here, not a Dynamics. Use sgd.solve_ode, "
     "sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
+)
+NO_STATIC_HEAD = (
+    'head_rate="static" is a limit of the ODE. Use sgd.solve_ode or sgd.exit_time, or a finite '
+    "head_rate."
 )
 NO_DEEP_LINEAR = (
     "a deep linear network has no overlaps of rows, which are needed here. Use sgd.solve_dmft, "
@@ -127,6 +133,9 @@ def discontinuous_drift(consequence: str) -> str:
 def why_not(question: str, kind: str) -> str | None:
     """The reason why a question does not support a kind, or None if it does."""
     unsupported = registry.find(question).unsupported
+    # Questions that support a static head say so (None).
+    if kind == "static head":
+        return unsupported.get(kind, NO_STATIC_HEAD)
     # Questions that support deep linear networks say so (None).
     if kind == "deep linear":
         return unsupported.get(kind, NO_DEEP_LINEAR)

@@ -48,9 +48,10 @@ ENTRIES = [
         "solve_ode",
         "sgdynamics.solvers.ode:solve_ode",
         unsupported={
+            "static head": None,
             "fixed data": (
                 "the ODE describes fresh samples. Use sgd.solve_dmft for a fixed data set."
-            )
+            ),
         },
         example={"times": [1.0]},
         label_noise="finite variance or bounded steps",
@@ -194,7 +195,7 @@ ENTRIES = [
     Question(
         "sweep",
         "sgdynamics.sweeps.sweeping:sweep",
-        unsupported={"deep linear": None},
+        unsupported={"deep linear": None, "static head": None},
         example={"solver": "simulate", "steps": [1], "dimension": 50, "over": {"lr": [0.1]}},
         label_noise="any",
     ),
