@@ -77,6 +77,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "deep linear": lambda: sgd.DeepLinear(depth=2),
     "wide network": lambda: sgd.WideNetwork([[1.0, 0.5]], [1.0], hidden_layers=1),
     "diagonal": sgd.DiagonalNetwork,
+    "static head": lambda: phase().replace(head="trained"),
     "temperature": phase,
     "other batch": phase,
     "other update": phase,
@@ -89,6 +90,8 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
 
 def algorithm_of(kind: str, question: str) -> Any:
     """The algorithm with which a problem of this kind is passed to a question."""
+    if kind == "static head":
+        return sgd.OnePassSGD(lr=LR, head_rate="static")
     if kind == "temperature":
         return sgd.OnePassSGD(lr=LR, temperature=0.2)
     if kind == "other batch":
@@ -109,6 +112,7 @@ def algorithm_of(kind: str, question: str) -> Any:
 # Kinds that differ by the algorithm and share the problem `phase`.
 ALGORITHM_KINDS = (
     "fields",
+    "static head",
     "temperature",
     "other batch",
     "other update",

@@ -24,6 +24,7 @@ KINDS: dict[str, str] = {
     "deep linear": "DeepLinear",
     "wide network": "WideNetwork",
     "diagonal": "DiagonalNetwork",
+    "static head": 'one-pass SGD with head_rate="static"',
     "temperature": "one-pass SGD at a temperature",
     "other batch": "one-pass SGD with a non-integer or scheduled batch size",
     "other update": (
@@ -53,6 +54,7 @@ GENERAL_KIND = {
 }
 # The argument that an error names, where the algorithm is the cause; otherwise `problem`.
 ARGUMENT = {
+    "static head": "head_rate",
     "temperature": "temperature",
     "other batch": "batch",
     "other update": "update",
@@ -113,6 +115,10 @@ NO_OWN_DYNAMICS = (
     "a problem with Gaussian inputs is needed here, not a Dynamics. Use sgd.solve_ode, "
     "sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
 )
+NO_STATIC_HEAD = (
+    'head_rate="static" is a limit of the ODE. Use sgd.solve_ode or sgd.exit_time, or a finite '
+    "head_rate."
+)
 NO_DEEP_LINEAR = (
     "a deep linear network has no overlaps of rows, which are needed here. Use sgd.solve_dmft, "
     "sgd.solve_large_batch, sgd.simulate or sgd.sweep."
@@ -132,6 +138,7 @@ RARELY_SUPPORTED = {
     "diagonal": NO_DIAGONAL,
     "students": NO_STUDENTS,
     "workers": NO_WORKERS,
+    "static head": NO_STATIC_HEAD,
 }
 UPDATES_ON_DATA = ("update on data", "coordinatewise update on data")
 # Algorithms that no question supports for a kind of problem, and those (None) that each question

@@ -174,7 +174,7 @@ class DirectSGD(Simulator):
         n_rows = rows.shape[2]
         # The start contains the rows of the weights, or of all sets. Other sets start at 0.
         weights = np.zeros((runs, sets * p, self.dimension), self.dtype)
-        head = np.zeros((runs, (sets - 1) * p + self.structure.head_size), self.dtype)
+        head = np.zeros((runs, sets * self.structure.head_size), self.dtype)
         head[:, : self.start.a.shape[1]] = self.start.a[chosen]
         signals = None
         if self.has_random_frames:

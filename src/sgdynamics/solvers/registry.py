@@ -49,6 +49,7 @@ ENTRIES = [
         "solve_ode",
         "sgdynamics.solvers.ode:solve_ode",
         unsupported={
+            "static head": None,
             "students": None,
             "workers": None,
             "fixed data": (
@@ -217,7 +218,12 @@ ENTRIES = [
     Question(
         "sweep",
         "sgdynamics.sweeps.sweeping:sweep",
-        unsupported={"deep linear": None, "wide network": None, "diagonal": None},
+        unsupported={
+            "deep linear": None,
+            "wide network": None,
+            "diagonal": None,
+            "static head": None,
+        },
         example={"solver": "simulate", "steps": [1], "dimension": 50, "over": {"lr": [0.1]}},
         label_noise="any",
     ),
