@@ -32,6 +32,7 @@ from sgdynamics.expectations.risk import (
     Risks,
     choose_quadrature,
     compute_risks,
+    grid_error,
     population_risk,
     refine_quadrature,
     risk_at,
@@ -174,6 +175,7 @@ class FieldDynamics(SolverDynamics[Start]):
             quadrature = choose_quadrature(
                 self.definition, initial_state.Q_blocks, QUADRATURE_MARGIN
             )
+            quadrature = self._refine_at_start(quadrature, initial_state)
         field = MeanStep(self.structure, quadrature, batch, flow)
         replicates, finite = replicate_inputs(self.structure, quadrature, flow, finite)
         shared = {
@@ -197,6 +199,16 @@ class FieldDynamics(SolverDynamics[Start]):
             coarse_field = replace(field, quadrature=coarse)
             case = replace(case, approximation=(coarse_field, {**replicates, "nodes": nodes}))
         return SolveRequest(self, initial_state, clock, dimension, rtol, atol, case, quadrature)
+
+    def _refine_at_start(self, quadrature: Quadrature, initial_state: Start) -> Quadrature:
+        """A quadrature that is fine enough at the start, where a solution is expensive."""
+
+        def error(quadrature: Quadrature) -> float:
+            parameters = values_at(self.parameters, 0.0)
+            states = self.state_arrays(initial_state)
+            return grid_error(self.structure, quadrature, parameters, states)
+
+        return expectation_of(self.structure).fine_enough(quadrature, error)
 
     def _units(self, overlaps: tuple[str, ...], others: tuple[str, ...]) -> dict[str, Any]:
         """Units of the states of a spectrum, those of the variance of the fields.
