@@ -114,7 +114,7 @@ def own_loss(fields: Any, signals: Any, head: Any, z: Any) -> Any:
     return jnp.log1p(residual**2)
 
 
-def sampled() -> Callable[[], Any]:
+def sampled_loss() -> Callable[[], Any]:
     """`solve_ode` of an own loss of four units."""
     import sgdynamics as sgd
 
@@ -164,7 +164,7 @@ CALLS = {
     "ODE, erf p = 2, 20,000 starts": Call(many_starts, INTEGRATION),
     "ODE, xor p = 4": Call(xor, INTEGRATION),
     "ODE, attention": Call(attention, INTEGRATION),
-    "ODE, own loss p = 4": Call(sampled, INTEGRATION),
+    "ODE, own loss p = 4": Call(sampled_loss, INTEGRATION),
     "chain, 100 runs x 2000 steps": Call(lambda: chain(100, 2000), SIMULATION),
     "chain, 8192 runs x 256 steps": Call(lambda: chain(1 << 13, 256), SIMULATION),
     "the same, reduce": Call(lambda: chain(1 << 13, 256, "mean"), SIMULATION),

@@ -18,7 +18,7 @@ from jaxtyping import Bool
 
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.analysis.exit_requests import SHORTER_TIME, ExitRequest
-from sgdynamics.base.arrays import IntScalar, Numeric, PyTree, Scalar
+from sgdynamics.base.arrays import Device, IntScalar, Numeric, PyTree, Scalar
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.resources import check_steps
 from sgdynamics.dynamics.risk_floor import Anchor, RiskFloor
@@ -156,9 +156,7 @@ def _examine_if_needed(
     return batched
 
 
-def simulate_exits(
-    request: ExitRequest, devices: list[jax.Device]
-) -> tuple[np.ndarray, np.ndarray]:
+def simulate_exits(request: ExitRequest, devices: list[Device]) -> tuple[np.ndarray, np.ndarray]:
     """Exit times in t (NaN for runs that have not left), and which runs diverged."""
     call, dynamics, end = request.call, request.dynamics, request.max_time
     d, block_sizes = call.finite_dimension

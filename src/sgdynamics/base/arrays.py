@@ -31,6 +31,8 @@ RealArray = float | Numeric
 RandomKey = Key[Array, ""]
 RandomKeys = Key[Array, " runs"]
 DType = np.dtype | type[np.generic]
+# A device of JAX, `jax.Device`, which is a variable for type checkers.
+Device = Any
 
 # An argument that a user may write as a number, as nested lists of numbers or as an array.
 ArrayArgument = float | Sequence[Any] | Numeric

@@ -20,7 +20,7 @@ import numpy as np
 from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import PyTree
+from sgdynamics.base.arrays import Device, PyTree
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.progress import Meter
 from sgdynamics.base.resources import available_bytes
@@ -127,7 +127,7 @@ class Sweep:
         self.required_bytes = 0
         self.memory: Memory | None = None
         self.train_losses: Mapping[str, Loss] = {}  # further losses whose training mean is computed
-        self.devices: Sequence[jax.Device] = ()  # among which groups of replicates are divided
+        self.devices: Sequence[Device] = ()  # among which groups of replicates are divided
         self.initial_risk: list[float] = []  # training risk at the start of each run, with epochs
 
     @property
@@ -141,7 +141,7 @@ class Sweep:
             return 1
         return -(-self.sampling.replicates // max(1, len(self.devices)))
 
-    def place(self, arrays: PyTree, group: int) -> PyTree:
+    def move_to_device(self, arrays: PyTree, group: int) -> PyTree:
         """Arrays of a group of replicates, on the device of this group if there are several."""
         if len(self.devices) < 2:
             return arrays
@@ -315,7 +315,7 @@ class Sweep:
                 str(self.dtype),
                 self.step_parameters,
                 weights,
-                *self.place(chosen, len(groups)),
+                *self.move_to_device(chosen, len(groups)),
             )
             groups.append(PathGroup(paths, initial_slots(setup), sets))
         return groups

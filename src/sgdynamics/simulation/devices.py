@@ -16,14 +16,14 @@ import jax
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import PyTree, RandomKeys
+from sgdynamics.base.arrays import Device, PyTree, RandomKeys
 from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Simulator
 
-_LIMIT: ContextVar[list[jax.Device] | None] = ContextVar("devices", default=None)
+_LIMIT: ContextVar[list[Device] | None] = ContextVar("devices", default=None)
 
 
 @contextmanager
-def limited_devices(devices: list[jax.Device]) -> Iterator[None]:
+def limited_devices(devices: list[Device]) -> Iterator[None]:
     """Compute on these devices inside of this context, wherever a call does not set `devices`."""
     if devices == jax.local_devices():
         yield
@@ -36,7 +36,7 @@ def limited_devices(devices: list[jax.Device]) -> Iterator[None]:
         _LIMIT.reset(token)
 
 
-def choose_devices(devices: int | None) -> list[jax.Device]:
+def choose_devices(devices: int | None) -> list[Device]:
     """Validate the argument `devices`: the first local devices, by default all of them."""
     available = jax.local_devices()
     if devices is None:
@@ -48,7 +48,7 @@ def choose_devices(devices: int | None) -> list[jax.Device]:
     return available[:count]
 
 
-def over_devices(simulator: Simulator, devices: list[jax.Device]) -> Simulator:
+def over_devices(simulator: Simulator, devices: list[Device]) -> Simulator:
     """The simulator on several devices; the simulator itself for one, or where it holds data."""
     if len(devices) == 1 or not simulator.divides_over_devices:
         return simulator
@@ -72,7 +72,7 @@ class SeveralDevices(Simulator):
 
     divides_over_devices = False
 
-    def __init__(self, simulator: Simulator, devices: list[jax.Device]) -> None:
+    def __init__(self, simulator: Simulator, devices: list[Device]) -> None:
         self.simulator, self.devices = simulator, devices
         self.engine, self.on_train = simulator.engine, simulator.on_train
         self.drops_finished_runs = simulator.drops_finished_runs

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import Any
 
-import jax
 import numpy as np
 import xarray as xr
 
@@ -17,7 +16,7 @@ from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import ArrayArgument
+from sgdynamics.base.arrays import ArrayArgument, Device
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import Cost, Meter, meter, warn
 from sgdynamics.base.support import require
@@ -309,7 +308,7 @@ class _Request:
     method: DMFT
     algorithms: Sequence[FixedData]  # one per level of cells
     refinements: list[int]  # steps of each level per step of the first
-    devices: list[jax.Device]
+    devices: list[Device]
 
     @property
     def steps(self) -> int:

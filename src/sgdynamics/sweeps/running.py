@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import jax
 
 from sgdynamics.base import checks
+from sgdynamics.base.arrays import Device
 from sgdynamics.simulation.devices import limited_devices
 from sgdynamics.sweeps.answers import Stack, error_text, failure
 from sgdynamics.sweeps.compute import compute
@@ -69,7 +70,7 @@ def compute_tasks(
     swept: list[str],
     workers: int | None,
     scheduler: str | Client | None,
-    devices: list[jax.Device],
+    devices: list[Device],
 ) -> Generator[Stack]:
     """Compute groups of points, in the order in which they finish."""
     if not tasks:
@@ -86,7 +87,7 @@ def compute_tasks(
 
 
 def _compute_on(
-    devices: list[jax.Device], job: Job, points: list[Point], size: int, swept: list[str]
+    devices: list[Device], job: Job, points: list[Point], size: int, swept: list[str]
 ) -> list[Stack]:
     """Compute a group of points on these devices; JAX's settings are those of a thread."""
     with limited_devices(devices):
@@ -94,7 +95,7 @@ def _compute_on(
 
 
 def _as_needed(
-    job: Job, tasks: list[Task], swept: list[str], devices: list[jax.Device]
+    job: Job, tasks: list[Task], swept: list[str], devices: list[Device]
 ) -> Generator[Stack]:
     """Compute in this process as long as little is left to do, then in processes on all cores."""
     # On an accelerator several processes would compete for its memory.
@@ -147,7 +148,7 @@ def _in_threads(
     swept: list[str],
     threads: int,
     stop: threading.Event,
-    shares: list[list[jax.Device]],
+    shares: list[list[Device]],
 ) -> Generator[Stack]:
     """Compute groups from the end of `waiting`, until `stop` is set.
 
