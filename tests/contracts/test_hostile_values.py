@@ -508,7 +508,7 @@ CALLS = {
     ),
     "solve_sde, spiked": (
         sgd.solve_sde,
-        {**SPIKED_SOLVE, **CLOCK, **RUNS, "higher_order": True, "step": 0.1},
+        {**SPIKED_SOLVE, **CLOCK, **RUNS, "higher_order": True, "step": 0.1, "devices": None},
     ),
     "solve_dmft, epochs": (
         sgd.solve_dmft,
@@ -520,6 +520,7 @@ CALLS = {
             "replicates": 2,
             "cells": 16,
             "method": sgd.DMFT(),
+            "devices": None,
         },
     ),
     "simulate, epochs": (

@@ -32,6 +32,7 @@ from sgdynamics.expectations.risk import (
     Risks,
     choose_quadrature,
     compute_risks,
+    grid_error,
     population_risk,
     refine_quadrature,
     risk_at,
@@ -175,6 +176,7 @@ class FieldDynamics(SolverDynamics[Start]):
             quadrature = choose_quadrature(
                 self.definition, initial_state.Q_blocks, QUADRATURE_MARGIN
             )
+            quadrature = self._refine_at_start(quadrature, initial_state)
         static = self.algorithm.has_static_head
         field = MeanStep(self.structure, quadrature, batch, flow, static)
         initial_state = self._relax_head(initial_state, quadrature, dimension)
@@ -222,6 +224,16 @@ class FieldDynamics(SolverDynamics[Start]):
         lr = float(algorithm.rates(np.zeros(1))[0])
         check_rates(rates, lr, dimension, *setting, M[0], Q[0], initial_state.a[0])
         return initial_state
+
+    def _refine_at_start(self, quadrature: Quadrature, initial_state: Start) -> Quadrature:
+        """A quadrature that is fine enough at the start, where a solution is expensive."""
+
+        def error(quadrature: Quadrature) -> float:
+            parameters = values_at(self.parameters, 0.0)
+            states = self.state_arrays(initial_state)
+            return grid_error(self.structure, quadrature, parameters, states)
+
+        return expectation_of(self.structure).fine_enough(quadrature, error)
 
     def _units(self, overlaps: tuple[str, ...], others: tuple[str, ...]) -> dict[str, Any]:
         """Units of the states of a spectrum, those of the variance of the fields.

@@ -144,7 +144,7 @@ class Sweep:
             return 1
         return -(-self.sampling.replicates // max(1, len(self.devices)))
 
-    def place(self, arrays: PyTree, group: int) -> PyTree:
+    def move_to_device(self, arrays: PyTree, group: int) -> PyTree:
         """Arrays of a group of replicates, on the device of this group if there are several."""
         if len(self.devices) < 2:
             return arrays
@@ -320,7 +320,7 @@ class Sweep:
                 str(self.dtype),
                 self.step_parameters,
                 weights,
-                *self.place(chosen, len(groups)),
+                *self.move_to_device(chosen, len(groups)),
             )
             groups.append(PathGroup(paths, initial_slots(setup), sets))
         return groups

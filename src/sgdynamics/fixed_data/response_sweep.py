@@ -150,7 +150,7 @@ class ResponseSweep(Sweep):
             chosen = jax.tree.map(
                 lambda leaf, first=first: leaf[first : first + sets], random_arrays
             )
-            chosen = self.place(chosen, len(groups))
+            chosen = self.move_to_device(chosen, len(groups))
             paths = _initial_paths(*static, self.step_parameters, fields, start.a[0], *chosen)
             groups.append(_ResponseGroup(paths, sets))
         return groups
