@@ -193,7 +193,7 @@ def _update_lines(problem: Problem, algorithm: FixedData) -> list[str]:
     s_t = r"s_t " if algorithm.selects else ""
     divisor = r"b n" if algorithm.divisor != 1.0 else "n"
     lines = [
-        rf"W = \sum_k W_k e_k,\quad \lambda = \sum_k A_k W_k,\quad A_k = X e_k",
+        r"W = \sum_k W_k e_k,\quad \lambda = \sum_k A_k W_k,\quad A_k = X e_k",
         rf"g = \frac{{{s_t}h}}{{{divisor}}},\quad \rho = g - \sum_j P_j \langle P_j, g \rangle",
         rf"G = X^\top g = \sum_k \langle A_k, g \rangle e_k + \sqrt{{d{b and '_b'}}} \, |\rho| \, "
         r"e_{\mathrm{new}}",
