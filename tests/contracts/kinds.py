@@ -85,6 +85,8 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "fixed data": phase,
     "epochs": phase,
     "message passing": phase,
+    "update on data": phase,
+    "coordinatewise update on data": phase,
 }
 
 
@@ -100,6 +102,13 @@ def algorithm_of(kind: str, question: str) -> Any:
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.normalised())
     if kind == "coordinatewise update":
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.sign())
+    if kind in ("update on data", "coordinatewise update on data"):
+        update = (
+            sgd.updates.momentum(memory=0.5) if kind == "update on data" else sgd.updates.sign()
+        )
+        if question == "worth_of_repeats":
+            return sgd.EpochSGD(lr=LR, update=update)
+        return sgd.GradientDescent(lr=LR, update=update)
     if kind == "message passing":
         return sgd.AMP(2.0, start="overlaps")
     if kind == "epochs" or (question == "worth_of_repeats" and kind != "fixed data"):
@@ -120,6 +129,8 @@ ALGORITHM_KINDS = (
     "fixed data",
     "epochs",
     "message passing",
+    "update on data",
+    "coordinatewise update on data",
 )
 
 

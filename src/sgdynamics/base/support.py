@@ -100,8 +100,9 @@ NO_UPDATE_HERE = (
     "sgd.solve_dmft."
 )
 NO_OVERLAPS_ON_DATA = (
-    "on a fixed data set the loss may only read the fields. Use fresh samples, "
-    "sgd.OnePassSGD(...), for a Rule or a loss that reads overlaps."
+    "on a fixed data set the loss may read the fields, and the overlaps Q and M of all rows under "
+    "sgd.GradientDescent and other algorithms without epochs. Use sgd.OnePassSGD(...) for a Rule "
+    "and for overlaps by block."
 )
 ONE_PASS_REGULARISERS = (
     "dropout, input noise and contexts are not supported here. Use one-pass SGD and sgd.solve_ode, "
@@ -236,7 +237,7 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
         reason = why_not(question, kind)
         # Some combinations of a problem and an algorithm are unsupported by every question.
         if kind == "rule" and on_data:
-            reason = NO_OVERLAPS_ON_DATA
+            reason = _reason_of_overlaps(reason, problem, algorithm_kinds)
         if kind in REGULARISERS and on_data:
             reason = ONE_PASS_REGULARISERS
         if kind in OTHER_STEPS and "fields" not in problem_kinds:
@@ -248,6 +249,22 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
             values = {"problem": problem, "algorithm": algorithm}
             value = values.get(argument, getattr(algorithm, argument, None))
             raise checks.reject(argument, value, reason)
+
+
+def _reason_of_overlaps(
+    reason: str | None, problem: Any, algorithm_kinds: tuple[str, ...]
+) -> str | None:
+    """Return why a question does not support a loss that reads overlaps on a data set, or None.
+
+    The table has the reason for rules. A loss that reads Q and M of all rows is supported where
+    only rules are not.
+    """
+    loss = problem.structure.loss
+    others = {"epochs", "message passing", "coordinatewise update on data"}
+    reads_more = loss.reads_blocks or loss.reads_lengths or not loss.is_gradient
+    if reads_more or others & set(algorithm_kinds):
+        return NO_OVERLAPS_ON_DATA
+    return None if reason == NO_OVERLAPS_ON_DATA else reason
 
 
 def _require_moments(question: str, problem: Any, algorithm: object) -> None:

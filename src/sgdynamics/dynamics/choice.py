@@ -13,7 +13,12 @@ from sgdynamics.dynamics.axes import AxesDynamics
 from sgdynamics.dynamics.deep_linear import DeepDataDynamics, DeepLinearDynamics
 from sgdynamics.dynamics.diagonal import DiagonalDataDynamics, DiagonalDynamics
 from sgdynamics.dynamics.fields import FieldDynamics
-from sgdynamics.dynamics.fixed_data import AMPDynamics, EpochDynamics, FixedDataDynamics
+from sgdynamics.dynamics.fixed_data import (
+    AMPDynamics,
+    EpochDynamics,
+    FixedDataDynamics,
+    with_step_of_overlaps,
+)
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.dynamics.sliding import SlidingDynamics
 from sgdynamics.dynamics.spiked_tensor import SpikedDynamics
@@ -46,7 +51,8 @@ def dynamics_of(
             kind = EpochDynamics
         elif "message passing" in algorithm.kinds:
             kind = AMPDynamics
-        return kind(problem, with_leaf_rates(validate_fixed_data(algorithm), problem))
+        on_data = with_step_of_overlaps(validate_fixed_data(algorithm), problem.structure)
+        return kind(problem, with_leaf_rates(on_data, problem))
     one_pass = validate_algorithm(algorithm, problem=problem)
     if isinstance(problem, Dynamics):
         return UserDynamics(problem, one_pass)

@@ -280,6 +280,9 @@ def _solve_effective_process(arguments: DMFTArguments) -> xr.Dataset:
     request = _Request(
         problem, call, sampling, two_time, method, algorithms, refinements, arguments.devices
     )
+    if two_time and problem.structure.loss.reads_overlaps:
+        fix = "the response is not computed for a loss that reads overlaps. Omit two_time"
+        raise checks.reject("two_time", two_time, fix)
     if two_time and algorithm.law is not None and algorithm.law.iterate != "weights":
         fix = "the response of an average to its own perturbation is not computed. Omit two_time"
         raise checks.reject("two_time", two_time, fix)
