@@ -70,6 +70,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "contexts": lambda: sgd.contexts(
         {"quiet": phase(), "loud": phase().replace(noise=0.5)}, probabilities=[0.7, 0.3]
     ),
+    "students": lambda: sgd.ensemble(phase(), 1),
     "top": lambda: sgd.Problem(affine_loss, width=1, signals=1, top={"a": 2}),
     "other inputs": lambda: phase().replace(activation="erf", input_noise=0.3),
     "spiked tensor": lambda: sgd.SpikedTensor(order=2, snr=2.0),
@@ -82,6 +83,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "fixed data": phase,
     "epochs": phase,
     "message passing": phase,
+    "workers": phase,
 }
 
 
@@ -95,6 +97,8 @@ def algorithm_of(kind: str, question: str) -> Any:
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.normalised())
     if kind == "coordinatewise update":
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.sign())
+    if kind == "workers":
+        return sgd.Workers(sgd.OnePassSGD(lr=LR), workers=2)
     if kind == "message passing":
         return sgd.AMP(2.0, start="overlaps")
     if kind == "epochs" or (question == "worth_of_repeats" and kind != "fixed data"):
@@ -114,6 +118,7 @@ ALGORITHM_KINDS = (
     "fixed data",
     "epochs",
     "message passing",
+    "workers",
 )
 
 
