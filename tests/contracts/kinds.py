@@ -70,6 +70,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "contexts": lambda: sgd.contexts(
         {"quiet": phase(), "loud": phase().replace(noise=0.5)}, probabilities=[0.7, 0.3]
     ),
+    "students": lambda: sgd.ensemble(phase(), 1),
     "top": lambda: sgd.Problem(affine_loss, width=1, signals=1, top={"a": 2}),
     "other inputs": lambda: phase().replace(activation="erf", input_noise=0.3),
     "spiked tensor": lambda: sgd.SpikedTensor(order=2, snr=2.0),
@@ -87,6 +88,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "message passing": phase,
     "update on data": phase,
     "coordinatewise update on data": phase,
+    "workers": phase,
 }
 
 
@@ -109,6 +111,8 @@ def algorithm_of(kind: str, question: str) -> Any:
         if question == "worth_of_repeats":
             return sgd.EpochSGD(lr=LR, update=update)
         return sgd.GradientDescent(lr=LR, update=update)
+    if kind == "workers":
+        return sgd.Workers(sgd.OnePassSGD(lr=LR), workers=2)
     if kind == "message passing":
         return sgd.AMP(2.0, start="overlaps")
     if kind == "epochs" or (question == "worth_of_repeats" and kind != "fixed data"):
@@ -131,6 +135,7 @@ ALGORITHM_KINDS = (
     "message passing",
     "update on data",
     "coordinatewise update on data",
+    "workers",
 )
 
 

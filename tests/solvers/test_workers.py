@@ -161,7 +161,7 @@ WRONG = {
         ERF.replace(constraint="sphere"), LOCAL, START, alpha=[1.0]
     ),
     "exactly one of times": lambda: sgd.solve_ode(ERF, LOCAL, START),
-    "several workers are supported by": lambda: sgd.exit_time(ERF, LOCAL, START, 0.1),
+    "several workers are supported by": lambda: sgd.fixed_points(ERF, LOCAL, starts=START),
     "Omit reduce": lambda: sgd.simulate(
         ERF, LOCAL, START, alpha=[1.0], dimension=50, reduce="mean"
     ),
