@@ -31,7 +31,7 @@ def dynamics_of(
     """
     require(solver, problem, algorithm)
     if isinstance(problem, DeepLinear):
-        on_data = isinstance(algorithm, FixedData)
+        on_data = "fixed data" in algorithm.kinds
         return (DeepDataDynamics if on_data else DeepLinearDynamics)(problem, algorithm)
     if isinstance(problem, WideNetwork):
         return WideNetworkDynamics(problem, validate_fixed_data(algorithm))

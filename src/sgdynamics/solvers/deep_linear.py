@@ -75,9 +75,8 @@ def solve_limit(
 
 def limit_sizes(problem: DeepLinear, samples_per_dimension: float) -> DeepSizes:
     """Sizes of the spaces in units of d."""
-    parameters = problem.parameters
-    fractions, width = parameters["fractions"], parameters["width_per_dimension"]
-    return DeepSizes(samples_per_dimension, fractions, width)
+    width = problem.parameters["width_per_dimension"]
+    return DeepSizes(samples_per_dimension, problem.fractions, width)
 
 
 def require_many_coordinates(problem: DeepLinear) -> None:
