@@ -103,8 +103,8 @@ DEEP_LINEAR_ALGORITHMS = {
     ),
 }
 NO_DIAGONAL = (
-    "the weights of a diagonal network do not close on overlaps of rows, which are needed here. Use "
-    "sgd.solve_ode, sgd.solve_dmft, sgd.simulate or sgd.sweep."
+    "the weights of a diagonal network do not close on overlaps of rows, which are needed here. "
+    "Use sgd.solve_ode, sgd.solve_dmft, sgd.simulate or sgd.sweep."
 )
 # Algorithms that no question supports for a diagonal network.
 DIAGONAL_ALGORITHMS = dict.fromkeys(

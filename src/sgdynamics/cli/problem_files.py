@@ -174,7 +174,7 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
     )
     # These problems state their initial weights themselves.
     has_start = problem.get("kind") not in ("DeepLinear", "DiagonalNetwork")
-    first = start_from(result, 0) if has_start else None
+    first: Any = start_from(result, 0) if has_start else None
     if not has_start:
         overlaps = {}
     elif "r2" in result:

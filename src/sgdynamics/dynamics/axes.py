@@ -1,16 +1,16 @@
 """Sign SGD and Adam where the teacher has few coordinates, as the solvers see them.
 
-A linear student f = w.x with the teacher w* on K axes has K coordinates of its own and a bulk, whose
-teacher is 0. With u = w - w* on the axes, B the squared norm of the bulk, the residual's variance R =
-|u|^2 + B + noise and per unit of tau = steps/d (derived in `docs/theory.md`)::
+A linear student f = w.x with the teacher w* on K axes has K coordinates of its own and a bulk,
+whose teacher is 0. With u = w - w* on the axes, B the squared norm of the bulk, the variance R =
+|u|^2 + B + noise of the residual and per unit of tau = steps/d (derived in `docs/theory.md`)::
 
     sign:  du_j = -lr (2/pi) arcsin(u_j/sqrt(R)),     dB = -(4 lr/pi) B/sqrt(R) + lr^2
     Adam:  du_j = -lr (u_j/(sqrt(v_j^) + eps) + wd w_j),     dv_j = c (R + 2 u_j^2 - v_j)
            dB = -2 lr (1/(sqrt(v^) + eps) + wd) B + lr^2 R/(sqrt(v^) + eps)^2,   dv = c (R - v)
 
 v^ = v/(1 - exp(-c tau)) are the averages of squares corrected for their start at 0. The sign of a
-Gaussian product e x_j has the mean (2/pi) arcsin of the correlation of its factors, and E[(e x_j)^2]
-= R + 2 u_j^2 (Isserlis).
+Gaussian product e x_j has the mean (2/pi) arcsin of the correlation of its factors, and
+E[(e x_j)^2] = R + 2 u_j^2 (Isserlis).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numeric, Parameters, PyTree, Scalar, State
+from sgdynamics.base.arrays import Parameters, PyTree, Scalar, State
 from sgdynamics.base.controls import is_scheduled, values_at
 from sgdynamics.dynamics.adapter import closed_form_request
 from sgdynamics.dynamics.requests import Arrays, SolveRequest

@@ -13,8 +13,8 @@ the velocity of the probability current moves it::
     dT/dt = -2 l (a(T) - b) + 2 r l R (z/T_z + T_zz/T_z^2)
 
 because the density is phi(z)/T_z. The potential of theta is convex, so that the law stays
-log-concave and T smooth, and a law that becomes narrow as R -> 0 stays resolved: a Gaussian law is a
-straight line. T is stored on a grid of z, and z derivatives are differences of fourth order.
+log-concave and T smooth, and a law that becomes narrow as R -> 0 stays resolved: a Gaussian law is
+a straight line. T is stored on a grid of z, and z derivatives are differences of fourth order.
 """
 
 from __future__ import annotations

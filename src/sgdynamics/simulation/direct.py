@@ -297,7 +297,7 @@ def _along_axes(frame: np.ndarray, signals: int) -> np.ndarray:
     rows = np.zeros_like(frame)
     rows[:count, :count] = np.eye(count)
     if len(frame) > count and frame.shape[1] > len(frame):
-        # The orthogonal factor of a Gaussian matrix without its first columns is random in the rest.
+        # Without its first columns a random frame has random directions in the other coordinates.
         rows[count:, count:] = np.linalg.qr(frame[count:, count:].T)[0].T
     elif len(frame) > count:
         rows[count:, count:] = np.eye(len(frame) - count, frame.shape[1] - count)
