@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from sgdynamics.algorithms.from_training import Training as Training
     from sgdynamics.algorithms.from_training import from_training as from_training
     from sgdynamics.algorithms.one_pass import OnePassSGD as OnePassSGD
+    from sgdynamics.algorithms.workers import Workers as Workers
+    from sgdynamics.algorithms.workers import largest_stable_lr as largest_stable_lr
     from sgdynamics.analysis import models as models
     from sgdynamics.analysis.certificate import Certificate as Certificate
     from sgdynamics.analysis.certify import certify as certify
@@ -86,6 +88,7 @@ if TYPE_CHECKING:
     from sgdynamics.problems.spiked_tensor import SpikedTensor as SpikedTensor
     from sgdynamics.problems.starts import random_start as random_start
     from sgdynamics.problems.starts import start as start
+    from sgdynamics.problems.students import ensemble as ensemble
     from sgdynamics.problems.teacher_student import MultiIndex as MultiIndex
     from sgdynamics.problems.teacher_student import TeacherStudent as TeacherStudent
     from sgdynamics.problems.wide_network import WideNetwork as WideNetwork
@@ -178,6 +181,7 @@ _PACKAGE_OF = {
     "Training": "sgdynamics.algorithms.from_training",
     "WeakRecovery": "sgdynamics.statics.weak_recovery",
     "WideNetwork": "sgdynamics.problems.wide_network",
+    "Workers": "sgdynamics.algorithms.workers",
     "algorithm_of": "sgdynamics.results.datasets",
     "bayes_optimal": "sgdynamics.statics.bayes",
     "best_share": "sgdynamics.solvers.presets",
@@ -189,6 +193,7 @@ _PACKAGE_OF = {
     "early_stopping": "sgdynamics.analysis.early_stopping",
     "effective_dynamics": "sgdynamics.analysis.effective.dynamics",
     "effective_scaling": "sgdynamics.analysis.effective.scaling",
+    "ensemble": "sgdynamics.problems.students",
     "erm": "sgdynamics.statics.erm",
     "exit_time": "sgdynamics.analysis.exit_times",
     "exit_time_of": "sgdynamics.analysis.exit_results",
@@ -209,6 +214,7 @@ _PACKAGE_OF = {
     "increment_covariance": "sgdynamics.sde.covariance",
     "information_exponent": "sgdynamics.analysis.exponents",
     "labels": "sgdynamics.problems",
+    "largest_stable_lr": "sgdynamics.algorithms.workers",
     "leap_complexity": "sgdynamics.analysis.leap_complexity",
     "load": "sgdynamics.results.storage",
     "max_margin": "sgdynamics.statics.erm",

@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from sgdynamics.algorithms.head_rates import (
     describe_head_rate,
+    is_static,
     stated_head_rate,
     validate_head_rate,
     with_leaf_rates,
@@ -87,9 +88,10 @@ class OnePassSGD:
         Number of samples per step, at least 1. ``solve_ode``, ``solve_sde`` and
         ``optimal_protocol`` also accept real numbers and functions of alpha; simulations need an
         integer, which can differ between the phases of ``sgd.phases``.
-    head_rate : float, callable or dict, default 1.0
+    head_rate : float, callable, dict or str, default 1.0
         Learning rate of a trained head relative to ``lr``, or a function of alpha. For a problem
-        with a top also by leaf, ``{"B": 1.0, "b": 0.5}``, 1 for those that are left out.
+        with a top also by leaf, ``{"B": 1.0, "b": 0.5}``, 1 for those that are left out. "static"
+        keeps head or top at its optimum for the current overlaps, in ``solve_ode``.
     update : sgd.updates.Update, optional
         Optimiser, one of ``sgd.updates`` (momentum, adam, muon, own, ...). Defaults to plain SGD.
     per : str, default "dimension"
@@ -247,8 +249,37 @@ class OnePassSGD:
             raise checks.reject("batch", self.batch, fix)
         if self.law is not None and self.law.state_rate is not None:
             check_state_rate(self.law.state_rate, problem)
+        if self.has_static_head and structure is not None:
+            self._check_static_head(structure)
         if self.law is not None and structure is not None:
             check_update(self.update, self.law, structure)
+            if structure.top is not None:
+                self._check_top(problem)
+
+    def _check_static_head(self, structure: Structure) -> None:
+        """Raise ValueError unless there is a head that can follow its optimum."""
+        if not structure.trained:
+            fix = 'the head is fixed. Omit head_rate, or use head="trained" or a top.'
+            raise checks.reject("head_rate", "static", fix)
+        if self.stepping is not None:
+            fix = "a static head needs plain SGD. Omit update and temperature."
+            raise checks.reject("update", self.stepping, fix)
+
+    def _check_top(self, problem: Trainable) -> None:
+        """Raise ValueError for an update that has no meaning for a top.
+
+        Updates of the whole gradient act on the top coordinate by coordinate, or by its length.
+        Those of single rows do not, because the numbers of a top belong to no row.
+        """
+        if self.update is not None and ("over", "row") in self.update.options:
+            fix = 'a top belongs to no row. Use over="matrix", or plain SGD.'
+            raise checks.reject("update", self.update, fix)
+        if "head_decay" in problem.parameters:
+            fix = (
+                "weight decay by leaf is only supported for plain SGD. Use one number, or "
+                "sgd.updates.weight_decay(rate, of=..., head=...)."
+            )
+            raise checks.reject("update", self.update, fix)
 
     @property
     def scheduled(self) -> bool:
@@ -273,13 +304,19 @@ class OnePassSGD:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of the algorithm in the support table."""
+        static = ("static head",) if self.has_static_head else ()
         if not self.counts:
-            return ("other batch",)
+            return (*static, "other batch")
         if self.law is None:
-            return ()
+            return static
         if self.update is None:
-            return ("temperature",)
-        return ("coordinatewise update",) if self.law.coordinatewise else ("other update",)
+            return (*static, "temperature")
+        return (*static, "coordinatewise update" if self.law.coordinatewise else "other update")
+
+    @property
+    def has_static_head(self) -> bool:
+        """Whether the head is at its optimum for the current overlaps."""
+        return is_static(self.head_rate)
 
     @property
     def flow(self) -> bool:
@@ -335,7 +372,8 @@ class OnePassSGD:
         """Hyperparameters as a dictionary that JAX can trace."""
         hyperparameters = {
             "lr": pytrees.to_float64(self.lr),
-            "head_rate": pytrees.to_float64(self.head_rate),
+            # A static head does not read its rate, and must not make a product with 0 NaN.
+            "head_rate": pytrees.to_float64(1.0 if self.has_static_head else self.head_rate),
         }
         if not self.counts:
             hyperparameters["batch"] = pytrees.to_float64(self.batch)
@@ -385,12 +423,6 @@ def check_update(update: Update | None, law: Law, structure: Structure) -> None:
             update,
             'this update does not train a head. Use head="fixed" or another update.',
         )
-    if structure.top is not None:
-        fix = (
-            "optimisers and temperatures are not supported for problems with a top: only "
-            "plain SGD, with rates by leaf in head_rate. Omit update and temperature."
-        )
-        raise checks.reject("update", update, fix)
     if structure.heads > 1:
         raise checks.reject(
             "update",

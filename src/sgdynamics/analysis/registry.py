@@ -68,6 +68,7 @@ ENTRIES = [
         "exit_time by the ODE",
         "sgdynamics.analysis.exit_times:exit_time",
         unsupported={
+            "static head": None,
             "other batch": INTEGER_BATCH,
             "fixed data": (
                 'the ODE describes fresh samples. Use method="dmft" or method="direct" on a fixed '

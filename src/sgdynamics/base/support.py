@@ -24,6 +24,7 @@ KINDS: dict[str, str] = {
     "deep linear": "DeepLinear",
     "wide network": "WideNetwork",
     "diagonal": "DiagonalNetwork",
+    "static head": 'one-pass SGD with head_rate="static"',
     "temperature": "one-pass SGD at a temperature",
     "other batch": "one-pass SGD with a non-integer or scheduled batch size",
     "other update": (
@@ -32,6 +33,7 @@ KINDS: dict[str, str] = {
     "coordinatewise update": (
         "one-pass SGD with an update of each coordinate (sign, Adam, AdaGrad, RMSprop)"
     ),
+    "workers": "Workers: local SGD, DiLoCo",
     "fixed data": "an algorithm on a fixed data set",
     "update on data": (
         "an algorithm on a fixed data set with an update that commutes with rotations"
@@ -52,10 +54,12 @@ GENERAL_KIND = {
 }
 # The argument that an error names, where the algorithm is the cause; otherwise `problem`.
 ARGUMENT = {
+    "static head": "head_rate",
     "temperature": "temperature",
     "other batch": "batch",
     "other update": "update",
     "coordinatewise update": "update",
+    "workers": "algorithm",
     "fixed data": "algorithm",
     "epochs": "algorithm",
     "message passing": "algorithm",
@@ -73,6 +77,14 @@ INTEGER_BATCH = (
     "during training. Non-integer and scheduled batch sizes are supported by sgd.solve_ode, "
     "sgd.solve_sde and sgd.optimal_protocol."
 )
+NO_WORKERS = (
+    "several workers are supported by sgd.solve_ode, sgd.solve_sde and sgd.simulate only. Use "
+    "sgd.OnePassSGD(...); for short rounds workers.short_rounds is the same."
+)
+NO_STUDENTS = (
+    "several students are supported by sgd.solve_ode, sgd.solve_sde and sgd.simulate only. Use a "
+    "problem of one network."
+)
 FRESH_SAMPLES = "only fresh samples are supported here. Use sgd.OnePassSGD(...)."
 NO_MESSAGE_PASSING = (
     "message passing is supported by sgd.simulate and sgd.solve_dmft. Use sgd.GradientDescent(...) "
@@ -88,12 +100,13 @@ NO_UPDATE_HERE = (
     "sgd.solve_dmft."
 )
 NO_OVERLAPS_ON_DATA = (
-    "on a fixed data set the loss may only read the fields. Use fresh samples, "
-    "sgd.OnePassSGD(...), for a Rule or a loss that reads overlaps."
+    "on a fixed data set the loss may read the fields, and the overlaps Q and M of all rows under "
+    "sgd.GradientDescent and other algorithms without epochs. Use sgd.OnePassSGD(...) for a Rule "
+    "and for overlaps by block."
 )
 ONE_PASS_REGULARISERS = (
-    "dropout, input noise, contexts and several students are not supported here. Use one-pass SGD "
-    "and sgd.solve_ode, sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
+    "dropout, input noise and contexts are not supported here. Use one-pass SGD and sgd.solve_ode, "
+    "sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
 )
 NO_SPIKED_TENSOR = (
     "a spiked tensor has no Gaussian inputs, which are needed here. Use sgd.solve_ode, "
@@ -102,6 +115,10 @@ NO_SPIKED_TENSOR = (
 NO_OWN_DYNAMICS = (
     "a problem with Gaussian inputs is needed here, not a Dynamics. Use sgd.solve_ode, "
     "sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
+)
+NO_STATIC_HEAD = (
+    'head_rate="static" is a limit of the ODE. Use sgd.solve_ode or sgd.exit_time, or a finite '
+    "head_rate."
 )
 NO_DEEP_LINEAR = (
     "a deep linear network has no overlaps of rows, which are needed here. Use sgd.solve_dmft, "
@@ -120,6 +137,9 @@ RARELY_SUPPORTED = {
     "deep linear": NO_DEEP_LINEAR,
     "wide network": NO_WIDE_NETWORK,
     "diagonal": NO_DIAGONAL,
+    "students": NO_STUDENTS,
+    "workers": NO_WORKERS,
+    "static head": NO_STATIC_HEAD,
 }
 UPDATES_ON_DATA = ("update on data", "coordinatewise update on data")
 # Algorithms that no question supports for a kind of problem, and those (None) that each question
@@ -180,9 +200,7 @@ _INFINITE_FOURTH_MOMENT = (
 )
 
 # Groups of kinds that are usually unsupported together.
-REGULARISERS = dict.fromkeys(
-    ("dropout", "contexts", "students", "other inputs"), ONE_PASS_REGULARISERS
-)
+REGULARISERS = dict.fromkeys(("dropout", "contexts", "other inputs"), ONE_PASS_REGULARISERS)
 OTHER_UPDATES = dict.fromkeys(("other update", "coordinatewise update"), PLAIN_SGD)
 OTHER_STEPS = {"temperature": PLAIN_SGD, **OTHER_UPDATES}
 PLAIN_ONE_PASS = {"other batch": INTEGER_BATCH, **OTHER_STEPS, "fixed data": FRESH_SAMPLES}
@@ -219,7 +237,7 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
         reason = why_not(question, kind)
         # Some combinations of a problem and an algorithm are unsupported by every question.
         if kind == "rule" and on_data:
-            reason = NO_OVERLAPS_ON_DATA
+            reason = _reason_of_overlaps(reason, problem, algorithm_kinds)
         if kind in REGULARISERS and on_data:
             reason = ONE_PASS_REGULARISERS
         if kind in OTHER_STEPS and "fields" not in problem_kinds:
@@ -231,6 +249,22 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
             values = {"problem": problem, "algorithm": algorithm}
             value = values.get(argument, getattr(algorithm, argument, None))
             raise checks.reject(argument, value, reason)
+
+
+def _reason_of_overlaps(
+    reason: str | None, problem: Any, algorithm_kinds: tuple[str, ...]
+) -> str | None:
+    """Return why a question does not support a loss that reads overlaps on a data set, or None.
+
+    The table has the reason for rules. A loss that reads Q and M of all rows is supported where
+    only rules are not.
+    """
+    loss = problem.structure.loss
+    others = {"epochs", "message passing", "coordinatewise update on data"}
+    reads_more = loss.reads_blocks or loss.reads_lengths or not loss.is_gradient
+    if reads_more or others & set(algorithm_kinds):
+        return NO_OVERLAPS_ON_DATA
+    return None if reason == NO_OVERLAPS_ON_DATA else reason
 
 
 def _require_moments(question: str, problem: Any, algorithm: object) -> None:

@@ -22,7 +22,6 @@ from sgdynamics.dynamics.adapter import Criterion, SolverDynamics
 from sgdynamics.dynamics.requests import Arrays, Solution, SolveRequest, end_warnings
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.fixed_data.diagonal_runs import DiagonalRuns
-from sgdynamics.ode.case import RTOL
 from sgdynamics.ode.diagonal import (
     COARSE_NODES,
     NODES,
@@ -35,11 +34,13 @@ from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock, integration_points
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.results.variables import VARIABLES
+from sgdynamics.samples import input_covariance
 from sgdynamics.samples.spectra import MAX_DIMENSION
 from sgdynamics.simulation.running import Simulator
 
 SCALARS = ("overlap", "squared_norm", "l1_norm", "imbalance", "excess_risk")
 BY_WEIGHT = ("weight_mean", "weight_square")
+RTOL = 1e-7  # default accuracy of the law
 LOOSER = 10.0  # tolerance of the solution for comparison over that of the result
 
 
@@ -128,10 +129,10 @@ class DiagonalDynamics(SolverDynamics[DiagonalStart]):
             rate = float(algorithm.lr) / batch
             return TransportedLaw(parameters, nodes, lambda _: rate, lambda _: 1.0)
 
-        def scheduled(alpha: float) -> float:
+        def rate_at(alpha: float) -> float:
             return float(algorithm.rates(np.array([alpha]))[0]) / batch
 
-        return TransportedLaw(parameters, nodes, scheduled, scheduled)
+        return TransportedLaw(parameters, nodes, rate_at, rate_at)
 
     def _integrate(self, request: SolveRequest) -> Solution:
         """Integrate with SciPy, and once more on a coarser grid at a looser tolerance."""
@@ -194,7 +195,7 @@ class DiagonalDynamics(SolverDynamics[DiagonalStart]):
         runs, parameters = initial_state.runs, self.problem.parameters
         u, v = parameters["start"]
         a, b, shares = u * v, parameters["teacher"], parameters["shares"]
-        trace = parameters["fractions"] @ parameters["eigenvalues"]
+        trace = input_covariance.trace(parameters)
         values = {
             "overlap": a * (shares @ b),
             "squared_norm": a**2,

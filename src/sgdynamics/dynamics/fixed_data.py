@@ -9,7 +9,9 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import check_update
+from sgdynamics.algorithms.updates.additions import PLAIN
 from sgdynamics.base import checks
 from sgdynamics.base.controls import is_scheduled
 from sgdynamics.base.support import COORDINATES_ON_DATA
@@ -20,7 +22,7 @@ from sgdynamics.fixed_data.exact import ExactFixedData
 from sgdynamics.fixed_data.gradient_calls import gradient_calls
 from sgdynamics.fixed_data.message_passing import MessagePassing
 from sgdynamics.problems.overlap_starts import Start
-from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.results.clock import Clock
 from sgdynamics.simulation.running import Simulator
 
@@ -110,6 +112,19 @@ class FixedDataDynamics(FieldDynamics):
             fix = "the exact law keeps no data set to share: take method='direct'"
             raise checks.reject("shared_data", shared_data, fix)
         return ExactFixedData(*arguments, seed)
+
+
+def with_step_of_overlaps(algorithm: FixedData, structure: Structure) -> FixedData:
+    """The algorithm, with plain steps as an update if the loss reads the overlaps.
+
+    The gradient of such a loss has terms along rows and signals, which steps of updates include.
+    """
+    if not structure.loss.reads_overlaps or algorithm.update is not None:
+        return algorithm
+    with_update = copy(algorithm)
+    object.__setattr__(with_update, "update", PLAIN)
+    object.__setattr__(with_update, "_stated", getattr(algorithm, "_stated", algorithm))
+    return with_update
 
 
 class AMPDynamics(FixedDataDynamics):

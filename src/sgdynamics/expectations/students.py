@@ -38,8 +38,8 @@ class StudentSums(SolverExpectation):
         P, K = self.structure.width, self.structure.signals
         columns = np.eye(P + K)
         own = np.pad(lesson.selection(P), ((0, 0), (0, K)))
-        parts = [own, columns[list(task.sources)]]
-        return np.concatenate([*parts, columns[P:]] if task.reads_signals else parts)
+        read = [own, columns[list(task.sources)]]
+        return np.concatenate([*read, columns[P:]] if task.reads_signals else read)
 
     def _evaluations(
         self, at: Evaluation
@@ -57,7 +57,7 @@ class StudentSums(SolverExpectation):
                 evaluation = Evaluation(
                     at.quadrature,
                     context_nodes(at.nodes, position),
-                    {**own, "eigenvalues": at.parameters["eigenvalues"]},
+                    {**own, "eigenvalues": input_covariance.eigenvalues(at.parameters)},
                     Overlaps(blocks, covariance),
                     lesson.selection(self.structure.width) @ at.head,
                 )
@@ -117,10 +117,14 @@ class StudentSums(SolverExpectation):
         return finest(finer) if finer else None
 
     def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
-        return join_nodes([part.nodes(quadrature, flow) for part in self.expectations])
+        return join_nodes(
+            [expectation.nodes(quadrature, flow) for expectation in self.expectations]
+        )
 
     def risk_nodes(self, quadrature: Quadrature, *, quick: bool = True) -> dict[str, np.ndarray]:
-        return join_nodes([part.risk_nodes(quadrature, quick=quick) for part in self.expectations])
+        return join_nodes(
+            [expectation.risk_nodes(quadrature, quick=quick) for expectation in self.expectations]
+        )
 
     def estimate_error(self, at: Evaluation) -> Float[Numeric, ""]:
         errors = [

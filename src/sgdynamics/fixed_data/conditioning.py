@@ -55,9 +55,12 @@ from sgdynamics.fixed_data.matrix_conditioning import (
 )
 from sgdynamics.fixed_data.sample_space import (
     SampleData,
+    combine_rows,
     observe_fields,
+    overlap_coefficients,
     overlaps_from_rows,
     sample_space_gradients,
+    with_overlaps,
 )
 from sgdynamics.fixed_data.setup import (
     LARGEST,
@@ -316,13 +319,17 @@ class ConditionedGradients(GradientSource):
         setup = context.setup
         rows = rows if shift is None else rows + shift
         head = head if head_shift is None else head + head_shift
-        fields = fields_from_rows(rows.reshape(state.rows.shape), state.A)
+        point = rows.reshape(state.rows.shape)
+        fields, step = fields_from_rows(point, state.A), with_overlaps(setup, context.step, point)
         data = SampleData(state.selected, state.selected.shape[0], state.signals, state.draws)
-        g, head_gradient = sample_space_gradients(setup, context.step, data, fields, head)
+        g, head_gradient = sample_space_gradients(setup, step, data, fields, head)
         first = self.evaluations * len(g)
         normals = context.draws.normals[first : first + len(g)]
         self.state, gradient = _extend_by_gradients(context, state, g, normals, first)
         self.evaluations += 1
+        if setup.structure.loss.reads_overlaps:
+            coefficients = overlap_coefficients(setup, step, data, fields, head)
+            gradient = gradient + combine_rows(setup, step.parameters, coefficients, point)
         return gradient.reshape(rows.shape), head_gradient
 
     def noise(self) -> Numeric:

@@ -253,7 +253,8 @@ class DirectFixedData(Simulator):
         """Rows and signals along random directions in each block."""
         rows = np.concatenate([self.weights.T, self.weights.L], axis=-1)[chosen]
         frame = np.asarray(self.parameters["frame"])
-        arguments = (rows, chosen, frame, self.edges, self.seed)
+        law = self.options.law
+        arguments = (rows, chosen, frame, self.edges, self.seed, law is not None and law.axes)
         weights, signals = place_in_random_frames(*arguments)
         return weights.astype(self.dtype), signals.astype(self.dtype)
 

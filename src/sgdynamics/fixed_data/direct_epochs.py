@@ -222,7 +222,7 @@ def _batch_step(
         count = data.inputs.shape[0] // structure.sample.tokens.inputs_per_sample
         arguments = (structure, parameters, data, None, jnp.asarray(1 / count, dtype), key)
         source = BatchGradients(*arguments, options.edges)
-        unit = context.dimension.astype(dtype)
+        unit = jnp.asarray(context.dimension, dtype)
         return update_step(options.law, rates, stride, state, source, number, None, unit)
     risk, (h, head_h) = loss_and_slopes(structure, parameters, data, rows, head)
     # The gradient is the mean over the batch, also over one that crosses the end of an epoch.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -49,6 +50,7 @@ from sgdynamics.samples.sample import as_dtype
 from sgdynamics.simulation.direct import direct_overlaps
 from sgdynamics.simulation.gpu import data_gradients
 from sgdynamics.simulation.running import CHECK_STEPS, LARGEST, Observe
+from sgdynamics.simulation.sample_moves import sample_moves
 
 HIGHEST = jax.lax.Precision.HIGHEST  # otherwise a GPU multiplies float32 with 10 bits of mantissa
 # Normals per chunk while a data set is drawn. A different value gives different data.
@@ -272,6 +274,16 @@ def gradient_sums(
     return data_gradients.Sums(risk, gradient, jnp.sum(head_h, axis=0))
 
 
+def parameters_with_overlaps(
+    structure: Structure, edges: tuple[int, ...], parameters: Parameters, rows: Numeric
+) -> Parameters:
+    """The parameters with the overlaps of the rows, if the loss reads them."""
+    if not structure.loss.reads_overlaps:
+        return parameters
+    M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], rows)
+    return structure.loss.parameters_with_overlaps(parameters, Q, M)
+
+
 def _over_runs(
     options: Options, function: Callable[..., Result], data: Data, *runs: PyTree
 ) -> Result:
@@ -313,8 +325,9 @@ def _mean_losses(
         fields = sample.tokens.group_by_sample(
             _fields(rows, data.inputs) if fields is None else fields
         )
+        values = parameters_with_overlaps(structure, options.edges, parameters, rows)
         losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
-            fields, sample.tokens.group_by_sample(data.signals), head, data.draws, parameters
+            fields, sample.tokens.group_by_sample(data.signals), head, data.draws, values
         )
         return jnp.mean(losses, axis=0, dtype=jnp.float64)
 
@@ -507,7 +520,7 @@ def fixed_data_step(
         following = next_selection(rates, selected, uniforms)
     if options.law is not None:
         source = DataGradients(structure, parameters, data, selected, share, key, options.edges)
-        kicks = None if kick is None else (kick, head_kick)
+        kicks = None if kick is None or head_kick is None else (kick, head_kick)
         moved = update_step(options.law, rates, stride, state, source, number, kicks)
         return moved._replace(selected=following)
     assert sums is not None
@@ -556,9 +569,35 @@ class DataGradients(GradientSource):
     ) -> tuple[Numeric, Numeric]:
         rows = rows if shift is None else rows + shift
         head = head if head_shift is None else head + head_shift
+        if self.structure.loss.reads_overlaps:
+            return self._mean_with_overlaps(rows, head)
         arguments = (self.structure, self.parameters, self.data, rows, head, self.selected)
         sums = gradient_sums(*arguments)
         return self.share * sums.gradient, self.share * sums.head_gradient
+
+    def _mean_with_overlaps(self, rows: Numeric, head: Numeric) -> tuple[Numeric, Numeric]:
+        """The gradient of a loss that reads the overlaps: h^T X + A W + B W*."""
+        structure, data, p = self.structure, self.data, len(rows)
+        arguments = (structure, self.edges, self.parameters, rows)
+        parameters = parameters_with_overlaps(*arguments)
+        fields = _fields(rows, data.inputs)
+        moves = sample_moves(structure, parameters, fields, data.signals, head, data.draws)
+        h, head_h, coefficients = moves
+        assert coefficients is not None
+        if self.selected is not None:
+            h = jnp.where(structure.sample.tokens.repeat(self.selected)[:, None], h, 0)
+            head_h = jnp.where(self.selected[:, None], head_h, 0)
+            coefficients = jnp.where(self.selected[:, None, None], coefficients, 0)
+        total = jnp.sum(coefficients, axis=0)
+        # The signals lie along the first K axes of each block.
+        K, frame = structure.signals, self.parameters["frame"]
+        signals = jnp.zeros((K, rows.shape[1]), rows.dtype)
+        for block, (low, high) in enumerate(pairwise(self.edges)):
+            count = min(K, high - low)
+            signals = signals.at[:, low : low + count].set(frame[block][:, :count])
+        pull = total[:, :p] @ rows + total[:, p:] @ signals
+        gradient = weighted_inputs(h, data.inputs) + pull
+        return self.share * gradient, self.share * jnp.sum(head_h, axis=0)
 
     def per_sample(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None

@@ -20,7 +20,10 @@ import numpy as np
 from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import PyTree
+from sgdynamics.base.arrays import (
+    Device,
+    PyTree,
+)
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.progress import Meter
 from sgdynamics.base.resources import available_bytes
@@ -127,7 +130,7 @@ class Sweep:
         self.required_bytes = 0
         self.memory: Memory | None = None
         self.train_losses: Mapping[str, Loss] = {}  # further losses whose training mean is computed
-        self.devices: Sequence[jax.Device] = ()  # among which groups of replicates are divided
+        self.devices: Sequence[Device] = ()  # among which groups of replicates are divided
         self.initial_risk: list[float] = []  # training risk at the start of each run, with epochs
 
     @property
@@ -141,7 +144,7 @@ class Sweep:
             return 1
         return -(-self.sampling.replicates // max(1, len(self.devices)))
 
-    def place(self, arrays: PyTree, group: int) -> PyTree:
+    def move_to_device(self, arrays: PyTree, group: int) -> PyTree:
         """Arrays of a group of replicates, on the device of this group if there are several."""
         if len(self.devices) < 2:
             return arrays
@@ -214,7 +217,7 @@ class Sweep:
     def supported_directions(self) -> float:
         """Directions that the paths of a replicate support: half of them, or their dimensions."""
         half = self.inputs // PATHS_PER_DIRECTION
-        if not self.setup.counts_directions:
+        if not self.setup.in_cells:
             return half
         return min(half, float(np.max(self.step_parameters.block_sizes)))
 
@@ -317,7 +320,7 @@ class Sweep:
                 str(self.dtype),
                 self.step_parameters,
                 weights,
-                *self.place(chosen, len(groups)),
+                *self.move_to_device(chosen, len(groups)),
             )
             groups.append(PathGroup(paths, initial_slots(setup), sets))
         return groups
@@ -391,5 +394,5 @@ class Sweep:
         self.rank = max(self.rank, weight_rank - self.setup.initial_directions)
         dimensions = float(np.max(self.step_parameters.block_sizes))
         exceeds_paths = sample_rank >= self.inputs // PATHS_PER_DIRECTION
-        exceeds_dimensions = self.setup.counts_directions and weight_rank >= dimensions
+        exceeds_dimensions = self.setup.in_cells and weight_rank >= dimensions
         self.basis_is_full |= exceeds_paths or exceeds_dimensions

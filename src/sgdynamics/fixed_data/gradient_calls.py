@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -64,11 +63,11 @@ class _TrialSource(GradientSource):
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
     ) -> tuple[Numeric, Numeric]:
         point = rows if shift is None else rows + shift
-        if isinstance(point, jax.core.Tracer):
+        if checks.is_traced(point):
             raise _GradientInLoop
         self.points.append(np.asarray(point))
-        gradients = (self.generator.standard_normal(np.shape(leaf)) for leaf in (rows, head))
-        return tuple(map(jnp.asarray, gradients))
+        draw = self.generator.standard_normal
+        return jnp.asarray(draw(np.shape(rows))), jnp.asarray(draw(np.shape(head)))
 
     def per_sample(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
@@ -83,9 +82,10 @@ class _TrialSource(GradientSource):
     def overlaps(self, rows: Numeric) -> LossOverlaps:
         p, K, blocks = self.structure.width, self.structure.signals, self.structure.blocks
         Q, M, P = jnp.eye(p), jnp.zeros((p, K)), jnp.eye(K)
-        copies = (jnp.broadcast_to(leaf / blocks, (blocks, *leaf.shape)) for leaf in (Q, M, P))
+        copies = [jnp.broadcast_to(leaf / blocks, (blocks, *leaf.shape)) for leaf in (Q, M, P)]
         ones = jnp.ones(blocks)
-        return LossOverlaps(Q, M, P, blocks=BlockOverlaps(*copies, ones, ones / blocks))
+        by_block = BlockOverlaps(copies[0], copies[1], copies[2], ones, ones / blocks)
+        return LossOverlaps(Q, M, P, blocks=by_block)
 
 
 def count_calls(update: Update, structure: Structure) -> int:

@@ -35,6 +35,8 @@ class Sums(NamedTuple):
     Z: Float[Numeric, "normals blocks"]  # |Z|^2
     new: Float[Numeric, "gradients gradients"]  # Gram matrix of the last new P
     head: Float[Numeric, " p"]  # gradient of the head
+    # Mean coefficients of rows and signals, if the loss reads overlaps
+    coefficients: Float[Numeric, "p columns"] | None = None
 
 
 class Paths(NamedTuple):
@@ -70,6 +72,7 @@ class Paths(NamedTuple):
     # Past gradients in P (row 0) and in the e_k of each block, where memory is bounded
     past_gradients: Float[Numeric, "bins p 1+blocks capacity"] | None = None
     memory: UpdateMemory | None = None  # of an update, in the basis of the weights
+    point: Float[Numeric, "p blocks capacity"] | None = None  # rows of the gradient, if needed
     answers: Answers | None = None  # first gradients of a step that evaluates several
     # Change of further sets of rows, where R is computed
     memory_perturbation: Float[Numeric, "rows blocks capacity"] | None = None
@@ -131,6 +134,7 @@ def paths_from_state(
     s, z = setup.gradients_per_step, setup.normals_per_step
     p, blocks = setup.structure.width, setup.structure.blocks
     capacity, n = state.P.shape
+    reads_overlaps = setup.structure.loss.reads_overlaps
     sums = Sums(
         P=jnp.zeros((2 * s + z * blocks, capacity)),
         A=jnp.zeros((s, blocks, capacity)),
@@ -139,6 +143,7 @@ def paths_from_state(
         Z=jnp.zeros((z, blocks)),
         new=jnp.zeros((s, s)),
         head=jnp.zeros(setup.structure.head_size),
+        coefficients=jnp.zeros((p, p + setup.structure.signals)) if reads_overlaps else None,
     )
     return Paths(
         P=jnp.zeros((1, capacity, n), storage),
@@ -160,6 +165,7 @@ def paths_from_state(
         last_lengths=jnp.zeros((s, blocks)),
         past_gradients=jnp.zeros((history, p, 1 + blocks, capacity)) if history else None,
         memory=state.memory,
+        point=state.rows if reads_overlaps else None,
         answers=_first_answers(setup, capacity),
     )
 
@@ -217,7 +223,7 @@ def with_capacity(paths: Paths, capacity: int, lead: int) -> Paths:
     )
     changes: dict[str, Any] = {
         name: None if (leaf := getattr(paths, name)) is None else pad_axes(leaf, added, -1)
-        for name in ("rows", "perturbation", "past_gradients", "memory_perturbation")
+        for name in ("rows", "perturbation", "past_gradients", "memory_perturbation", "point")
     }
     if paths.memory is not None:
         assert paths.answers is not None

@@ -23,7 +23,7 @@ from sgdynamics.algorithms.one_pass import Stride
 from sgdynamics.algorithms.updates.gradient_source import Rows
 from sgdynamics.base.arrays import IntScalar, Numeric, Scalar
 from sgdynamics.fixed_data.path_state import Answers, Paths, Slots, Sums
-from sgdynamics.fixed_data.sample_space import overlaps_from_rows
+from sgdynamics.fixed_data.sample_space import combine_rows, overlaps_from_rows
 from sgdynamics.fixed_data.setup import LARGEST, Setup, StepParameters
 from sgdynamics.fixed_data.update_memory import (
     KnownGradients,
@@ -179,7 +179,7 @@ def step_matrices(
     paths_suffice = paths.sample_rank + index < n // PATHS_PER_DIRECTION
     is_added = (jnp.full(blocks, True) & paths_suffice[:, None]) & is_new[:, None]
     dimensions_left = sizes - (paths.weight_rank + index)[:, None]
-    if setup.counts_directions:
+    if setup.in_cells:
         is_added = is_added & (dimensions_left > 0)
     is_new = jnp.any(is_added, axis=1)
     T = jnp.where(is_new[:, None], T, 0.0)
@@ -192,9 +192,9 @@ def step_matrices(
     lower = jnp.concatenate([jnp.tril(jnp.ones((s, s))), jnp.ones((setup.noise_directions, s))])
     on_new = jnp.einsum("sg,gzb->zsb", T, gZ) * lower[:, :, None]
     square = sums.Z - jnp.sum(zP**2, axis=-1) - jnp.sum(on_new**2, axis=1)
-    if setup.counts_directions:
-        # The bases are a finite share of n and of d_b, as at finite d: the orthogonal part of Z
-        # has n - rank - 1 dimensions, and chi^2 its mean d_b - rank.
+    if setup.in_cells:
+        # With cells the bases are a finite share of n and of d_b, as at finite d: the orthogonal
+        # part of Z has n - rank - 1 dimensions, and chi^2 its mean d_b - rank.
         dimensions = (n - (paths.sample_rank + index[:z])[:, None]) - 1.0
         lengths = jnp.sqrt(jnp.maximum(dimensions_left, 0.0))
     else:
@@ -214,6 +214,11 @@ def step_matrices(
     first_new = slots.weight + setup.noise_directions
     gradient = jax.lax.dynamic_update_slice(U, U_new, (0, 0, first_new))
 
+    if setup.structure.loss.reads_overlaps:
+        assert sums.coefficients is not None
+        assert paths.point is not None
+        pull = combine_rows(setup, step.parameters, sums.coefficients, paths.point)
+        gradient = gradient.at[:p].add(pull)
     state = _State.of(paths)
     if setup.law is None:
         moved = _plain_step(setup, step, state, gradient, sums.head, slots)
@@ -267,6 +272,13 @@ class _State(NamedTuple):
     def of(cls, paths: Paths) -> _State:
         """The state of a set of paths."""
         return cls(*(getattr(paths, name) for name in cls._fields))
+
+    @property
+    def all_perturbations(self) -> Float[Numeric, "rows blocks capacity"]:
+        """The perturbation of the rows of all sets."""
+        assert self.perturbation is not None
+        assert self.memory_perturbation is not None
+        return jnp.concatenate([self.perturbation, self.memory_perturbation])
 
 
 class Point(NamedTuple):
@@ -356,9 +368,8 @@ class UpdateStep(NamedTuple):
         everything = jnp.concatenate([state.rows, state.memory.rows])
         tangents = None
         if setup.perturbed:
-            changes = jnp.concatenate([state.perturbation, state.memory_perturbation])
             (_, moved), (tangents, _) = jax.jvp(
-                after, (everything, rows[:, :p]), (changes, rows[:, p:])
+                after, (everything, rows[:, :p]), (state.all_perturbations, rows[:, p:])
             )
         else:
             moved = after(everything, rows[:, :p])[1]
@@ -409,11 +420,12 @@ class UpdateStep(NamedTuple):
         law, answers = setup.law, state.answers
         assert law is not None
         assert answers is not None
-        assert state.memory is not None
+        memory = state.memory
+        assert memory is not None
 
         def points(everything: Numeric, gradients: Numeric) -> tuple[Numeric, Numeric]:
             """Rows (p, ...) and head of this pass."""
-            before = join(everything[:p], state.head, state.memory._replace(rows=everything[p:]))
+            before = join(everything[:p], state.head, memory._replace(rows=everything[p:]))
             rows, heads = [], []
             for count in range(setup.passes):
                 gradients_so_far = [
@@ -428,14 +440,13 @@ class UpdateStep(NamedTuple):
             index = number % setup.passes
             return jnp.stack(rows)[index], jnp.stack(heads)[index]
 
-        everything = jnp.concatenate([state.rows, state.memory.rows])
+        everything = jnp.concatenate([state.rows, memory.rows])
         if not setup.perturbed:
             return Point(*points(everything, answers.rows[:, :p]), None)
-        changes = jnp.concatenate([state.perturbation, state.memory_perturbation])
         (rows, head), (tangents, _) = jax.jvp(
             points,
             (everything, answers.rows[:, :p]),
-            (changes, answers.rows[:, p:]),
+            (state.all_perturbations, answers.rows[:, p:]),
         )
         return Point(rows, head, tangents)
 

@@ -47,6 +47,7 @@ from sgdynamics.fixed_data.path_state import (
     split_chunks,
 )
 from sgdynamics.fixed_data.path_step import StepMatrices, step_matrices, unless_sums_missing
+from sgdynamics.fixed_data.sample_space import with_overlaps
 from sgdynamics.fixed_data.setup import Setup, StepParameters
 
 QUASI_DIRECTIONS = 30  # number of first directions whose normals are quasi-random
@@ -151,6 +152,7 @@ def _apply_step(
         selected = jnp.where(is_next_step, following, selected)
     used = selected if visits is None else visits
     chunks = ChunkInputs(used, paths.signals, paths.draws, paths.g, paths.Z, Z)
+    next_step = with_overlaps(setup, next_step, matrices.point)
     result = pass_over_paths(setup, next_step, matrices, paths, slots, chunks)
     past = paths.past_gradients
     if past is not None:
@@ -178,6 +180,7 @@ def _apply_step(
         sums=result.sums,
         last_lengths=matrices.lengths,
         memory=matrices.memory,
+        point=matrices.point if setup.structure.loss.reads_overlaps else None,
         answers=matrices.answers,
         memory_perturbation=matrices.memory_perturbation,
     )

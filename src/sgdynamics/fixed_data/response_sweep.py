@@ -50,7 +50,7 @@ class DependentFields(ValueError):
 def response_form_obstacle(problem: Problem, algorithm: FixedData) -> str:
     """Why the response form is not available for a problem and an algorithm; empty if it is."""
     sample = problem.structure.sample
-    if algorithm.law is not None:
+    if algorithm.law is not None or problem.structure.loss.reads_overlaps:
         return "this form only supports plain steps. Omit update"
     # Not a subclass: persistent selections repeat the noise of earlier steps.
     is_fresh = type(algorithm) is MultiPassSGD and algorithm.batch_fraction <= MAX_FRACTION
@@ -150,7 +150,7 @@ class ResponseSweep(Sweep):
             chosen = jax.tree.map(
                 lambda leaf, first=first: leaf[first : first + sets], random_arrays
             )
-            chosen = self.place(chosen, len(groups))
+            chosen = self.move_to_device(chosen, len(groups))
             paths = _initial_paths(*static, self.step_parameters, fields, start.a[0], *chosen)
             groups.append(_ResponseGroup(paths, sets))
         return groups

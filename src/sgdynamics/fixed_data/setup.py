@@ -64,11 +64,6 @@ class Setup:
         )
 
     @property
-    def counts_directions(self) -> bool:
-        """Whether the bases count as a part of n and d at d -> infinity, as they do at finite d."""
-        return self.in_cells or self.law is not None
-
-    @property
     def row_sets(self) -> int:
         """Number of sets of p rows: the weights, and those of the update."""
         return count_row_sets(self.law)

@@ -83,7 +83,8 @@ def split(
 ) -> tuple[Numeric, Numeric, UpdateMemory]:
     """Weights, head and memory; `shape` is that of a row."""
     rows = state.rows.reshape(-1, *shape)
-    memory = UpdateMemory(rows[p:], state.head[head_size:], state.scalars, state.squares)
+    scalars = tuple(jnp.asarray(scalar) for scalar in state.scalars)
+    memory = UpdateMemory(rows[p:], state.head[head_size:], scalars, state.squares)
     return rows[:p], state.head[:head_size], memory
 
 

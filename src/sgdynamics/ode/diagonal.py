@@ -13,8 +13,8 @@ the velocity of the probability current moves it::
     dT/dt = -2 l (a(T) - b) + 2 r l R (z/T_z + T_zz/T_z^2)
 
 because the density is phi(z)/T_z. The potential of theta is convex, so that the law stays
-log-concave and T smooth, and a law that becomes narrow as R -> 0 stays resolved: a Gaussian law is a
-straight line. T is stored on a grid of z, and z derivatives are differences of fourth order.
+log-concave and T smooth, and a law that becomes narrow as R -> 0 stays resolved: a Gaussian law is
+a straight line. T is stored on a grid of z, and z derivatives are differences of fourth order.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import numpy as np
 from scipy.integrate import solve_ivp
 
 from sgdynamics.base.arrays import Parameters
+from sgdynamics.samples import input_covariance
 
 NODES, COARSE_NODES = 41, 25  # of the grid of z
 LARGEST_NORMAL = 5.5  # end of the grid; the probability beyond is 4e-8
 NARROW = 1e-6  # initial slope of the map, in units of the scale of theta
 BLOW_UP = 1e9  # R over its initial value beyond which a solution has diverged
-SAFETY = 0.1  # local tolerance over the accuracy of the solution
 
 RateOfTime = Callable[[float], float]
 
@@ -81,8 +81,8 @@ class TransportedLaw:
         # The coordinates of a state: nodes, blocks, teacher weights.
         self.teacher = parameters["teacher"]
         self.shares = parameters["shares"]
-        self.eigenvalues = parameters["eigenvalues"]
-        self.fractions = parameters["fractions"]
+        self.eigenvalues = input_covariance.eigenvalues(parameters)
+        self.fractions = input_covariance.fractions(parameters)
         self.noise, self.decay = float(parameters["noise"]), float(parameters["weight_decay"])
         self.start = parameters["start"]
         self.shape = (nodes, len(self.eigenvalues), len(self.teacher))
@@ -108,13 +108,12 @@ class TransportedLaw:
         log_c = state[-self.shape[1] :]
         # c may be too small for a float while a is of order 1.
         magnitude = np.abs(theta)
-        with np.errstate(over="ignore"):
-            growing = np.exp(np.minimum(log_c[:, None] + magnitude, 600.0)) / 4
+        growing = np.exp(np.minimum(log_c[:, None] + magnitude, 600.0)) / 4
         return theta, np.sign(theta) * growing * -np.expm1(-2 * magnitude), log_c
 
     def squared_error(self, a: np.ndarray) -> float:
         """E[(a - b)^2] weighted by the eigenvalues."""
-        errors = np.einsum("z,zbk,k->b", self.weights, (a - self.teacher) ** 2, self.shares)
+        errors = np.tensordot(self.weights, (a - self.teacher) ** 2, 1) @ self.shares
         return float((self.fractions * self.eigenvalues) @ errors)
 
     def __call__(self, time: float, state: np.ndarray) -> np.ndarray:
@@ -184,8 +183,8 @@ def solve_law(law: TransportedLaw, times: np.ndarray, accuracy: float) -> LawSol
                 method="LSODA",
                 t_eval=remaining,
                 events=blows_up,
-                rtol=max(SAFETY * accuracy, 1e-12),
-                atol=SAFETY * accuracy * law.theta_scale,
+                rtol=max(accuracy, 1e-12),
+                atol=max(accuracy, 1e-12) * law.theta_scale,
                 lband=band,
                 uband=band,
             )

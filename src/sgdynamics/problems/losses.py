@@ -93,6 +93,8 @@ class Loss:
         Whether its coefficients on rows and signals differ between covariance blocks.
     reads_lengths : bool
         Whether it reads the lengths of the inputs.
+    is_gradient : bool
+        Whether its moves are gradients; those of a rule are not.
     has_risk : bool
         Whether its mean is a risk.
     smooth : bool
@@ -112,6 +114,7 @@ class Loss:
     reads_blocks = False
     moves_by_block = False
     reads_lengths = False
+    is_gradient = True
     has_risk = True
     smooth = False
     reads_draws = True

@@ -92,8 +92,8 @@ class Lesson:
     Attributes
     ----------
     rows : tuple of tuple of int
-        For each unit the rows whose mean it is: a single one, except where the mean of several
-        students is evaluated.
+        Rows whose mean each unit is: a single one, except where the mean of several students is
+        evaluated.
     tasks : tuple of Task
         Sources of labels, of which each sample draws one.
     input : int

@@ -18,6 +18,7 @@ from sgdynamics.base.arrays import Parameters
 from sgdynamics.base.controls import is_scheduled, map_schedule
 from sgdynamics.problems.loss_dependence import find_dependence
 from sgdynamics.problems.losses import CommitteeLoss, NetworkLoss
+from sgdynamics.problems.overlap_starts import Start, validate_start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.problem_pytree import records_arguments
 from sgdynamics.problems.structure import Structure
@@ -218,6 +219,41 @@ class Students(Problem):
         return ("fields", "students", "several inputs")
 
     @property
+    def mean_output(self) -> Students:
+        """The problem whose risk is that of the mean output of all students, for ``evaluate``."""
+        return mean_of_outputs(self, self.names)
+
+    @property
+    def mean_rows(self) -> Students:
+        """The problem whose risk is that of the mean of the rows of all students."""
+        return mean_of_rows(self, self.names)
+
+    def start(self, start: Start) -> Start:
+        """Return the start of all students, each with the overlaps of the start of one.
+
+        Parameters
+        ----------
+        start : Start
+            Initial condition of one student. Outside of the signals the rows of different students
+            are orthogonal, as independent random rows are in the limit d -> infinity.
+
+        Returns
+        -------
+        Start
+            Initial condition of this problem.
+        """
+        first = next(iter(self.students.values())).problem
+        start, count = validate_start(first, start), len(self.students)
+        frames = first.parameters["frame"]
+        T = start.M_blocks @ np.swapaxes(np.linalg.pinv(frames, rcond=1e-12), -1, -2)
+        inside = T @ np.swapaxes(T, -1, -2)
+        Q = np.tile(inside, (1, 1, count, count))
+        for number in range(count):
+            own = slice(number * first.width, (number + 1) * first.width)
+            Q[..., own, own] = start.Q_blocks
+        return Start(np.tile(start.M_blocks, (1, 1, count, 1)), Q, np.tile(start.a, (1, count)))
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Names of the students."""
         return tuple(self.students)
@@ -254,6 +290,57 @@ class Students(Problem):
             for name, student in self.students.items()
         }
         return Students(students)
+
+
+def ensemble(problem: Problem, students: int = 4, data: str = "own") -> Students:
+    """Train several students of one problem together: an ensemble.
+
+    Parameters
+    ----------
+    problem : Problem
+        The problem of each student, of one centred input per sample, with a head.
+    students : int, default 4
+        Number of students.
+    data : str, default "own"
+        "own": each student sees samples of its own; "shared": all see the same samples, also the
+        same label noise.
+
+    Returns
+    -------
+    Students
+        A problem for ``solve_ode``, ``solve_sde`` and ``simulate``, whose rows are those of all
+        students and whose risk is the mean over them. ``start(...)`` makes its start from that of
+        one student. ``mean_output`` and ``mean_rows`` are problems for the argument ``evaluate``:
+        the mean of the outputs, and the student whose rows are the mean rows.
+
+    Raises
+    ------
+    ValueError
+        If the problem is not supported, or another argument is invalid.
+
+    Notes
+    -----
+    With own samples the overlaps C_kl between students follow from the gradients alone,
+    dC_kl = -(E[h_k lambda_l^T] + E[lambda_k h_l^T]); shared samples add lr E[h_k h_l^T].
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.2)
+    >>> four = sgd.ensemble(problem, students=4)
+    >>> start = four.start(sgd.start(problem, M=[[0.0]], Q=[[0.5]]))
+    >>> evaluate = {"outputs": four.mean_output, "rows": four.mean_rows}
+    >>> algorithm = sgd.OnePassSGD(lr=1.0)
+    >>> result = sgd.solve_ode(four, algorithm, start, times=[6.0], evaluate=evaluate)
+    >>> round(float(result.risk[0, 0]) - 0.1, 5)
+    0.03374
+    >>> (result.evaluated_risk[0, 0] - 0.1).values.round(5).tolist()
+    [0.01028, 0.0096]
+    """
+    count = checks.integer("students", students, 1)
+    check_student("ensemble", problem)
+    labels = (Labels({TRUTH: 1.0}),)
+    names = [f"student {number}" for number in range(count)]
+    return Students({name: Student(problem, labels) for name in names}, data=data)
 
 
 def _place_rows(students: Mapping[str, Student]) -> dict[str, tuple[int, ...]]:
@@ -352,8 +439,8 @@ def mean_of_outputs(problem: Students, names: Sequence[str]) -> Students:
     """Return the problem whose risk is that of the mean output of students of one network."""
     network = problem.students[names[0]].problem
     joint = network.replace(width=len(names) * network.width)
-    rest = {name: student for name, student in problem.students.items() if name not in names}
-    return Students({"mean": Student(joint, (Labels({TRUTH: 1.0}),)), **_resting(rest)})
+    others = {name: student for name, student in problem.students.items() if name not in names}
+    return Students({"mean": Student(joint, (Labels({TRUTH: 1.0}),)), **_resting(others)})
 
 
 def mean_of_rows(problem: Students, names: Sequence[str]) -> Students:

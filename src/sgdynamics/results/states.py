@@ -99,7 +99,7 @@ def _read_update_state(point: xr.Dataset, start: Start) -> AuxiliaryState | None
     """The internal state of an update at one save point; None if the result has none."""
     if not {"rows_a", "update_scalars", "update_squares"} & set(point.variables):
         return None
-    runs, width = start.a.shape
+    runs, width = start.a.shape[0], start.Q.shape[-1]
     is_blockwise = "M_block" in point
     suffix, blocks = ("_block", ("block",)) if is_blockwise else ("", ())
 
@@ -119,7 +119,9 @@ def _read_update_state(point: xr.Dataset, start: Start) -> AuxiliaryState | None
     sets = tuple(str(name) for name in point["row_set"].values[width::width])
     M = _read_variable(point, f"rows_M{suffix}", ("run", *blocks, "set_row", "signal"))
     Q = _read_variable(point, f"rows_Q{suffix}", ("run", *blocks, "set_row", "set_row_other"))
-    a = _read_variable(point, "rows_a", ("run", "set_row"))
+    # The numbers of a top belong to no row.
+    entry = "set_entry" if "set_entry" in point["rows_a"].dims else "set_row"
+    a = _read_variable(point, "rows_a", ("run", entry))
     M, Q = (M, Q) if is_blockwise else (M[:, None], Q[:, None])
     return AuxiliaryState((sets, *variable_names), M, Q, a, scalars, squares)
 

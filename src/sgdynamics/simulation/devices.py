@@ -7,17 +7,14 @@ its numbers at most by rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from sgdynamics.base import checks
-from sgdynamics.base.arrays import PyTree, RandomKeys
+from sgdynamics.base.arrays import Device, PyTree, RandomKeys
 from sgdynamics.simulation.running import (
     NO_OBSERVATION,
     AdvanceResult,
@@ -26,36 +23,8 @@ from sgdynamics.simulation.running import (
     Simulator,
 )
 
-_LIMIT: ContextVar[list[jax.Device] | None] = ContextVar("devices", default=None)
 
-
-@contextmanager
-def limited_devices(devices: list[jax.Device]) -> Iterator[None]:
-    """Compute on these devices inside of this context, wherever a call does not set `devices`."""
-    if devices == jax.local_devices():
-        yield
-        return
-    token = _LIMIT.set(devices)
-    try:
-        with jax.default_device(devices[0]):
-            yield
-    finally:
-        _LIMIT.reset(token)
-
-
-def choose_devices(devices: int | None) -> list[jax.Device]:
-    """Validate the argument `devices`: the first local devices, by default all of them."""
-    available = jax.local_devices()
-    if devices is None:
-        return _LIMIT.get() or available
-    count = checks.integer("devices", devices, 1)
-    if count > len(available):
-        fix = f"this process has {len(available)} ({available[0].platform}). Use at most that many."
-        raise checks.reject("devices", devices, fix)
-    return available[:count]
-
-
-def over_devices(simulator: Simulator, devices: list[jax.Device]) -> Simulator:
+def over_devices(simulator: Simulator, devices: Sequence[Device]) -> Simulator:
     """The simulator on several devices; the simulator itself for one, or where it holds data."""
     if len(devices) == 1 or not simulator.divides_over_devices:
         return simulator
@@ -79,7 +48,7 @@ class SeveralDevices(Simulator):
 
     divides_over_devices = False
 
-    def __init__(self, simulator: Simulator, devices: list[jax.Device]) -> None:
+    def __init__(self, simulator: Simulator, devices: Sequence[Device]) -> None:
         self.simulator, self.devices = simulator, devices
         self.engine, self.on_train = simulator.engine, simulator.on_train
         self.drops_finished_runs = simulator.drops_finished_runs

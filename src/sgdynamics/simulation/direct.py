@@ -105,7 +105,7 @@ class DirectSGD(Simulator):
     The inputs are isotropic in each covariance block. The signals may therefore lie along its first
     K axes, and the rest of the rows along the next p: any other position is a rotation of this one.
     A coordinatewise update does not commute with rotations. For such an update every run draws a
-    random orthonormal frame in each block.
+    random orthonormal frame in each block; with ``axes`` only that of the rest of the rows.
 
     Parameters
     ----------
@@ -174,12 +174,13 @@ class DirectSGD(Simulator):
         n_rows = rows.shape[2]
         # The start contains the rows of the weights, or of all sets. Other sets start at 0.
         weights = np.zeros((runs, sets * p, self.dimension), self.dtype)
-        head = np.zeros((runs, (sets - 1) * p + self.structure.head_size), self.dtype)
+        head = np.zeros((runs, sets * self.structure.head_size), self.dtype)
         head[:, : self.start.a.shape[1]] = self.start.a[chosen]
         signals = None
         if self.has_random_frames:
             frame = np.asarray(self.parameters["frame"])
-            arguments = (rows, chosen, frame, self.edges, self.seed)
+            along_axes = self.law is not None and self.law.axes
+            arguments = (rows, chosen, frame, self.edges, self.seed, along_axes)
             random_rows, signal_rows = place_in_random_frames(*arguments)
             weights[:, :n_rows] = random_rows
             signals = jnp.asarray(signal_rows.astype(self.dtype))
@@ -270,13 +271,23 @@ def _random_frames(seed: int, run: int, edges: tuple[int, ...], largest: int) ->
 
 
 def place_in_random_frames(
-    rows: np.ndarray, chosen: np.ndarray, frame: np.ndarray, edges: tuple[int, ...], seed: int
+    rows: np.ndarray,
+    chosen: np.ndarray,
+    frame: np.ndarray,
+    edges: tuple[int, ...],
+    seed: int,
+    along_axes: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (runs, rows, d) and signals (runs, K, d), along random directions in each block."""
+    """Rows (runs, rows, d) and signals (runs, K, d), along random directions in each block.
+
+    With `along_axes` the signals are along coordinate axes.
+    """
     runs, n_rows, k = len(chosen), rows.shape[2], frame.shape[1]
     weights, signals = np.zeros((runs, n_rows, edges[-1])), np.zeros((runs, k, edges[-1]))
     for position, run in enumerate(chosen):
         frames = _random_frames(seed, int(run), edges, rows.shape[-1])
+        if along_axes:
+            frames = [_along_axes(axes, k) for axes in frames]
         for block, axes in enumerate(frames):
             coordinates = slice(edges[block], edges[block + 1])
             # A small block has fewer axes than [T | L] has columns.
@@ -285,6 +296,19 @@ def place_in_random_frames(
             count = min(k, len(axes))
             signals[position, :, coordinates] = frame[block][:, :count] @ axes[:count]
     return weights, signals
+
+
+def _along_axes(frame: np.ndarray, signals: int) -> np.ndarray:
+    """A frame whose first rows are the first coordinate axes; the others are random beyond them."""
+    count = min(signals, len(frame))
+    rows = np.zeros_like(frame)
+    rows[:count, :count] = np.eye(count)
+    if len(frame) > count and frame.shape[1] > len(frame):
+        # Without its first columns, the factor of a Gaussian matrix is random in the others.
+        rows[count:, count:] = np.linalg.qr(frame[count:, count:].T)[0].T
+    elif len(frame) > count:
+        rows[count:, count:] = np.eye(len(frame) - count, frame.shape[1] - count)
+    return rows
 
 
 def embed_rows(rows: np.ndarray, edges: tuple[int, ...]) -> np.ndarray:

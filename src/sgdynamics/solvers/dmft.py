@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
-import jax
 import numpy as np
 import xarray as xr
 
-from sgdynamics.algorithms.amp import AMP
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import ArrayArgument
+from sgdynamics.base.arrays import (
+    ArrayArgument,
+    Device,
+)
+from sgdynamics.base.devices import choose_devices
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import Cost, Meter, meter, warn
 from sgdynamics.base.support import require
@@ -39,17 +41,15 @@ from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.wide_network import WideNetwork
-from sgdynamics.simulation.devices import choose_devices
-from sgdynamics.solvers.call import SolverCall, validate_call
+from sgdynamics.solvers.call import SolverCall
 from sgdynamics.solvers.deep_linear import solve_limit
 from sgdynamics.solvers.diagonal import solve_paths
+from sgdynamics.solvers.dmft_arguments import DEFAULT_OPTIONS, PATHS, REPLICATES, DMFTArguments
 from sgdynamics.solvers.dmft_cells import States, cell_levels, limit_of_epochs
 from sgdynamics.solvers.dmft_result import Solutions, dmft_result
 from sgdynamics.solvers.state_evolution import state_evolution
 from sgdynamics.solvers.wide_network import solve_wide_network
 
-DEFAULT_OPTIONS = DMFT()
-PATHS, REPLICATES = 20000, 4
 # Where callers find arguments that are options
 HINTS = {
     field.name: f"Write method=sgd.DMFT({field.name}=...)." for field in dataclasses.fields(DMFT)
@@ -212,96 +212,53 @@ def solve_dmft(
     ((1, 2), True)
     """
     require("solve_dmft", problem, algorithm)
-    used_devices = choose_devices(devices)
-    if isinstance(problem, DeepLinear):
-        _require_defaults(paths, replicates, two_time, method)
-        return solve_limit(
-            problem,
-            algorithm,
-            start,
-            times=times,
-            alpha=alpha,
-            steps=steps,
-            cells=cells,
-            progress=progress,
-            record=record,
-            evaluate=evaluate,
-        )
-    if isinstance(problem, WideNetwork):
-        return solve_wide_network(
-            problem,
-            validate_fixed_data(algorithm),
-            start,
-            times=times,
-            alpha=alpha,
-            steps=steps,
-            paths=paths,
-            replicates=replicates,
-            two_time=two_time,
-            cells=cells,
-            method=method,
-            seed=seed,
-            progress=progress,
-            record=record,
-            evaluate=evaluate,
-        )
-    algorithm = validate_fixed_data(algorithm)
-    if isinstance(problem, DiagonalNetwork):
-        _require_paths_only(two_time, method, cells)
-        return solve_paths(
-            problem,
-            algorithm,
-            start,
-            times=times,
-            alpha=alpha,
-            steps=steps,
-            paths=paths,
-            seed=seed,
-            replicates=replicates,
-            progress=progress,
-            record=record,
-            evaluate=evaluate,
-        )
-    if start is None:
-        raise checks.reject("start", start, "pass sgd.start(...) or sgd.random_start(...).")
-    if isinstance(algorithm, AMP):
-        call = validate_call(
-            "solve_dmft",
-            problem,
-            algorithm,
-            start,
-            times=times,
-            alpha=alpha,
-            steps=steps,
-            seed=seed,
-            progress=progress,
-            whole_steps=True,
-            record=record,
-            evaluate=evaluate,
-        )
-        return state_evolution(call)
-    if not isinstance(method, DMFT):
-        raise checks.reject("method", method, "expected sgd.DMFT(...).")
-    # Cells are known before the clock: save points are rounded to them.
-    limit = limit_of_epochs(problem, algorithm)
-    cell_counts = cell_levels(problem, limit, start, cells, steps)
-    call = validate_call(
-        "solve_dmft",
+    arguments = DMFTArguments(
         problem,
         algorithm,
         start,
-        times=times,
-        alpha=alpha,
-        steps=steps,
-        seed=seed,
-        progress=progress,
-        cells=cell_counts[0] if cell_counts else None,
-        whole_steps=True,
-        record=record,
-        evaluate=evaluate,
+        times,
+        alpha,
+        steps,
+        paths,
+        seed,
+        replicates,
+        two_time,
+        cells,
+        method,
+        progress,
+        record,
+        evaluate,
+        choose_devices(devices),
     )
-    _warn_about_limits(problem, call, alpha if times is None else times, cell_counts)
-    replicates = checks.integer("replicates", replicates, 2)
+    kinds = (*problem.kinds, *algorithm.kinds)
+    solve = next((LIMITS[kind] for kind in kinds if kind in LIMITS), _solve_effective_process)
+    return solve(arguments)
+
+
+# Limits that are not averages over an effective process of the fields, by the kind of the problem
+# or the algorithm.
+LIMITS: dict[str, Callable[[DMFTArguments], xr.Dataset]] = {
+    "deep linear": solve_limit,
+    "wide network": solve_wide_network,
+    "diagonal": solve_paths,
+    "message passing": state_evolution,
+}
+
+
+def _solve_effective_process(arguments: DMFTArguments) -> xr.Dataset:
+    """The limit by Monte Carlo paths of the effective process."""
+    problem, method = arguments.problem, arguments.method
+    algorithm, two_time = validate_fixed_data(arguments.algorithm), arguments.two_time
+    assert isinstance(problem, Problem)
+    start = arguments.required_start
+    # Cells are known before the clock: save points are rounded to them.
+    limit = limit_of_epochs(problem, algorithm)
+    cell_counts = cell_levels(problem, limit, start, arguments.cells, arguments.steps)
+    call = arguments.validate(cells=cell_counts[0] if cell_counts else None)
+    _warn_about_limits(
+        problem, call, arguments.alpha if arguments.times is None else arguments.times, cell_counts
+    )
+    replicates = checks.integer("replicates", arguments.replicates, 2)
     checks.choice("two_time", two_time, (False, True))
     if method.memory_directions is not None and two_time:
         raise checks.reject(
@@ -319,14 +276,17 @@ def solve_dmft(
             limit.in_steps(1 / count).with_cell_velocity().with_tabulated_rate(ratio * last_step)
             for count, ratio in zip(cell_counts, refinements, strict=True)
         ]
-    sampling = Sampling(_paths_per_replicate(paths, replicates), replicates, call.seed)
+    sampling = Sampling(_paths_per_replicate(arguments.paths, replicates), replicates, call.seed)
     request = _Request(
-        problem, call, sampling, two_time, method, algorithms, refinements, used_devices
+        problem, call, sampling, two_time, method, algorithms, refinements, arguments.devices
     )
+    if two_time and problem.structure.loss.reads_overlaps:
+        fix = "the response is not computed for a loss that reads overlaps. Omit two_time"
+        raise checks.reject("two_time", two_time, fix)
     if two_time and algorithm.law is not None and algorithm.law.iterate != "weights":
         fix = "the response of an average to its own perturbation is not computed. Omit two_time"
         raise checks.reject("two_time", two_time, fix)
-    if _uses_response_form(request, algorithm, paths):
+    if _uses_response_form(request, algorithm, arguments.paths):
         try:
             return _solve_form(request, ResponseSweep)
         except DependentFields as error:
@@ -334,33 +294,6 @@ def solve_dmft(
                 raise
             warn(f"{error} The projections are used here.")
     return _solve_form(request, Sweep)
-
-
-def _require_defaults(paths: int, replicates: int, two_time: bool, method: DMFT) -> None:
-    """Raise ValueError for options of the paths, which a deep linear network does not have."""
-    defaults = {
-        "paths": (paths, PATHS),
-        "replicates": (replicates, REPLICATES),
-        "two_time": (two_time, False),
-        "method": (method, DEFAULT_OPTIONS),
-    }
-    for name, (value, default) in defaults.items():
-        if value != default:
-            fix = f"the limit of a deep linear network is deterministic. Omit {name}."
-            raise checks.reject(name, value, fix)
-
-
-def _require_paths_only(two_time: bool, method: DMFT, cells: int | None) -> None:
-    """Raise ValueError for options that a diagonal network does not have."""
-    defaults = {
-        "two_time": (two_time, False),
-        "method": (method, DEFAULT_OPTIONS),
-        "cells": (cells, None),
-    }
-    for name, (value, default) in defaults.items():
-        if value != default:
-            fix = f"diagonal networks are solved by paths of their weights. Omit {name}."
-            raise checks.reject(name, value, fix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,7 +307,7 @@ class _Request:
     method: DMFT
     algorithms: Sequence[FixedData]  # one per level of cells
     refinements: list[int]  # steps of each level per step of the first
-    devices: list[jax.Device]
+    devices: Sequence[Device]
 
     @property
     def steps(self) -> int:

@@ -24,8 +24,10 @@ from sgdynamics.results.build import Container, build_result
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.solvers.batch import risk_of_request, solve
 from sgdynamics.solvers.call import SolverCall, validate_call
+from sgdynamics.solvers.workers import accepts_workers
 
 
+@accepts_workers
 @float64
 def solve_ode(
     problem: Problem | SpikedTensor | DiagonalNetwork | Dynamics,
@@ -68,7 +70,7 @@ def solve_ode(
     rtol : float, optional
         Relative accuracy of the overlaps. The local tolerance is a thousandth of it, because
         errors add up. Defaults to 1e-8, or to the relative error of the expectations at the start
-        where these are sampled and less accurate.
+        where these are sampled and less accurate (``DiagonalNetwork``: 1e-7).
     atol : float, optional
         Absolute accuracy of the overlaps, in units of max(1, the largest entry of Q at the start).
         Defaults to rtol/100.

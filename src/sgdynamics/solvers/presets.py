@@ -260,15 +260,15 @@ def best_share(
     fresh = checks.flag("fresh", fresh)
 
     def last_risk(real: float) -> float:
-        parts = model_collapse(
+        sequence = model_collapse(
             problem, algorithm, alpha, generations, real, mixing, "fresh" if fresh else "continue"
         )
-        return float(stages(solve_ode, parts, start)["risk"].values[0, -1])
+        return float(stages(solve_ode, sequence, start)["risk"].values[0, -1])
 
-    found = optimize.minimize_scalar(
+    minimum = optimize.minimize_scalar(
         last_risk, bounds=(0.01, 0.99), method="bounded", options={"xatol": 1e-5}
     )
-    return float(found.x)
+    return float(minimum.x)
 
 
 def fine_tuning(

@@ -49,6 +49,9 @@ ENTRIES = [
         "solve_ode",
         "sgdynamics.solvers.ode:solve_ode",
         unsupported={
+            "static head": None,
+            "students": None,
+            "workers": None,
             "fixed data": (
                 "the ODE describes fresh samples. Use sgd.solve_dmft for a fixed data set."
             ),
@@ -94,6 +97,8 @@ ENTRIES = [
         "solve_sde",
         "sgdynamics.solvers.sde:solve_sde",
         unsupported={
+            "students": None,
+            "workers": None,
             **OTHER_UPDATES,
             "fixed data": FRESH_SAMPLES,
             "snr = inf": discontinuous_drift(
@@ -166,7 +171,13 @@ ENTRIES = [
     Question(
         "simulate",
         "sgdynamics.solvers.simulate:simulate",
-        unsupported={"other batch": INTEGER_BATCH, "deep linear": None, "diagonal": None},
+        unsupported={
+            "other batch": INTEGER_BATCH,
+            "deep linear": None,
+            "diagonal": None,
+            "students": None,
+            "workers": None,
+        },
         example={"steps": [1], "dimension": 50},
         label_noise="any",
         can_be_swept=True,
@@ -185,7 +196,11 @@ ENTRIES = [
     Question(
         "functional",
         "sgdynamics.solvers.functional",
-        unsupported={"spiked tensor": NO_SPIKED_TENSOR, "own dynamics": NO_OWN_DYNAMICS},
+        unsupported={
+            "spiked tensor": NO_SPIKED_TENSOR,
+            "own dynamics": NO_OWN_DYNAMICS,
+            "students": None,
+        },
         takes_algorithm=False,
         label_noise="any",
     ),
@@ -203,7 +218,12 @@ ENTRIES = [
     Question(
         "sweep",
         "sgdynamics.sweeps.sweeping:sweep",
-        unsupported={"deep linear": None, "wide network": None, "diagonal": None},
+        unsupported={
+            "deep linear": None,
+            "wide network": None,
+            "diagonal": None,
+            "static head": None,
+        },
         example={"solver": "simulate", "steps": [1], "dimension": 50, "over": {"lr": [0.1]}},
         label_noise="any",
     ),

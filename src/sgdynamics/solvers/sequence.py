@@ -80,10 +80,10 @@ def join_results(
     labels : sequence
         Value of the coordinate in each stage.
     records : sequence of dict
-        What the record of a stage contains next to its problem and algorithm.
+        Entries of the record of a stage next to its problem and algorithm.
     """
     shifted, elapsed = [], dict.fromkeys(TIMES, 0.0)
-    for label, result in zip(labels, _of_equal_sizes(results), strict=True):
+    for label, result in zip(labels, _pad_units(results), strict=True):
         coordinates: dict[str, Any] = {}
         for name in TIMES:
             if name in result.coords:
@@ -111,7 +111,7 @@ def join_results(
     return joined.assign_coords(ends).assign_attrs(attributes)
 
 
-def _of_equal_sizes(results: list[xr.Dataset]) -> list[xr.Dataset]:
+def _pad_units(results: list[xr.Dataset]) -> list[xr.Dataset]:
     """Results whose students have the same number of units, filled up with NaN."""
     padded = list(results)
     for axis in UNEQUAL_AXES:

@@ -210,7 +210,7 @@ class PlannedStage:
         Shares of the sources of labels, by names of stages.
     start : str or Start
         "fresh", a start, or the name of the stage whose student continues.
-    kept : tuple of str
+    earlier : tuple of str
         Earlier students that this stage or a later one reads.
     """
 
@@ -218,7 +218,7 @@ class PlannedStage:
     name: str
     shares: dict[str, float]
     start: Any
-    kept: tuple[str, ...] = ()
+    earlier: tuple[str, ...] = ()
 
 
 def read_plan(stages: object) -> list[PlannedStage]:
@@ -227,19 +227,19 @@ def read_plan(stages: object) -> list[PlannedStage]:
     if is_text or not isinstance(stages, Sequence) or not stages:
         raise checks.reject("stages", stages, "give a list of sgd.Stage(problem, algorithm, alpha)")
     plan: list[PlannedStage] = []
-    known: list[str] = []
+    names: list[str] = []
     for index, stage in enumerate(stages):
         if not isinstance(stage, Stage):
             raise checks.reject("stages", stages, "give a list of sgd.Stage(...)")
         name = stage.name or f"stage {index}"
-        if name in known:
+        if name in names:
             raise checks.reject("name", name, "two stages have this name. Give another one.")
 
-        def resolve(source: str, argument: str, known: tuple[str, ...] = tuple(known)) -> str:
+        def resolve(source: str, argument: str, names: tuple[str, ...] = tuple(names)) -> str:
             """Return the name of the stage behind a source."""
-            source = known[-1] if source == PREVIOUS and known else source
-            if source not in known and source != TRUTH:
-                listed = ", ".join(known) or "none"
+            source = names[-1] if source == PREVIOUS and names else source
+            if source not in names and (argument, source) != ("labels", TRUTH):
+                listed = ", ".join(names) or "none"
                 raise checks.reject(argument, source, f"there is no such earlier stage ({listed})")
             return source
 
@@ -249,23 +249,23 @@ def read_plan(stages: object) -> list[PlannedStage]:
             shares[resolved] = shares.get(resolved, 0.0) + share
         start = "fresh" if stage.start is None else stage.start
         if isinstance(start, str) and start != "fresh":
-            start = "fresh" if not known and start == "continue" else start
-            start = known[-1] if start == "continue" else start
+            start = "fresh" if not names and start == "continue" else start
+            start = names[-1] if start == "continue" else start
             start = start if start == "fresh" else resolve(start, "start")
         plan.append(PlannedStage(stage, name, shares, start))
-        known.append(name)
-    return [_with_kept(plan, index) for index in range(len(plan))]
+        names.append(name)
+    return [_add_earlier(plan, index) for index in range(len(plan))]
 
 
-def _with_kept(plan: list[PlannedStage], index: int) -> PlannedStage:
-    """Return a stage with the earlier students that have to be kept during it."""
+def _add_earlier(plan: list[PlannedStage], index: int) -> PlannedStage:
+    """Return a stage with the earlier students that it keeps."""
     own, earlier = plan[index], [stage.name for stage in plan[:index]]
     needed = set(own.shares) - {TRUTH}
     for later in plan[index + 1 :]:
         needed |= set(later.shares)
         needed |= {later.start} if isinstance(later.start, str) else set()
-    kept = tuple(name for name in earlier if name in needed)
-    return PlannedStage(own.stage, own.name, own.shares, own.start, kept)
+    earlier = tuple(name for name in earlier if name in needed)
+    return PlannedStage(own.stage, own.name, own.shares, own.start, earlier)
 
 
 @dataclass(frozen=True, eq=False)
@@ -304,20 +304,20 @@ def run_stages(
 ) -> xr.Dataset:
     """Run all stages of a plan and join their results along a coordinate."""
     save_points = [
-        read_save_points(argument.format(index), planned.stage.alpha)
-        for index, planned in enumerate(plan)
+        read_save_points(argument.format(index), entry.stage.alpha)
+        for index, entry in enumerate(plan)
     ]
     seed = checks.integer("seed", arguments.get("seed", 0), 0)
     results: list[xr.Dataset] = []
     stacked: StackedRows | None = None
-    for index, planned in enumerate(plan):
+    for index, entry in enumerate(plan):
         if "seed" in names:
             arguments = {**arguments, "seed": stage_seed(seed, index)}
-        label = f"phase {index}" if coordinate == "phase" else f"{planned.name!r}"
+        label = f"phase {index}" if coordinate == "phase" else f"{entry.name!r}"
         try:
             result, stacked = _run_stage(
                 solver,
-                planned,
+                entry,
                 (start, stacked, results),
                 save_points[index],
                 arguments,
@@ -327,7 +327,7 @@ def run_stages(
             raise ValueError(f"{label}: {error}") from error
         results.append(result)
     method = getattr(solver, "__name__", "solver")
-    labels = [planned.name for planned in plan] if coordinate == "stage" else range(len(plan))
+    labels = [entry.name for entry in plan] if coordinate == "stage" else range(len(plan))
     joined = join_results(results, method, coordinate, list(labels), _describe(plan, coordinate))
     return joined.assign_attrs(seed=seed) if "seed" in joined.attrs else joined
 
@@ -338,22 +338,22 @@ def _describe(plan: Sequence[PlannedStage], coordinate: str) -> list[dict[str, A
         return [{} for _ in plan]
     return [
         {
-            "name": planned.name,
-            "labels": planned.shares,
-            "mixing": planned.stage.mixing,
-            "earlier": [name for name in planned.kept for _ in range(_width(plan, name))],
+            "name": entry.name,
+            "labels": entry.shares,
+            "mixing": entry.stage.mixing,
+            "earlier": [name for name in entry.earlier for _ in range(_width(plan, name))],
         }
-        for planned in plan
+        for entry in plan
     ]
 
 
 def _width(plan: Sequence[PlannedStage], name: str) -> int:
-    return next(planned.stage.problem.width for planned in plan if planned.name == name)
+    return next(entry.stage.problem.width for entry in plan if entry.name == name)
 
 
 def _run_stage(
     solver: Callable[..., xr.Dataset],
-    planned: PlannedStage,
+    entry: PlannedStage,
     history: tuple[Any, StackedRows | None, list[xr.Dataset]],
     save_points: dict[str, np.ndarray],
     arguments: dict[str, Any],
@@ -361,31 +361,31 @@ def _run_stage(
 ) -> tuple[xr.Dataset, StackedRows | None]:
     """Run one stage; return its result and the rows of its student and of those that are kept."""
     start, stacked, results = history
-    stage = planned.stage
-    if not planned.kept and set(planned.shares) == {TRUTH}:
-        initial = planned.start if isinstance(planned.start, Start) else start
-        if isinstance(planned.start, str) and planned.start != "fresh":
-            is_only = stacked is None or set(stacked.rows) == {planned.start}
+    stage = entry.stage
+    if not entry.earlier and set(entry.shares) == {TRUTH}:
+        initial = entry.start if isinstance(entry.start, Start) else start
+        if isinstance(entry.start, str) and entry.start != "fresh":
+            is_only = stacked is None or set(stacked.rows) == {entry.start}
             # The result also has the internal state of an update.
-            initial = start_from(results[-1]) if is_only else stacked.select([planned.start]).start
+            initial = start_from(results[-1]) if is_only else stacked.select([entry.start]).start
         result = solver(stage.problem, stage.algorithm, initial, **save_points, **arguments)
         stacked = None
         if not is_last and isinstance(stage.problem, Problem):
-            rows = {planned.name: slice(0, stage.problem.width)}
-            stacked = _final_rows(result, rows, {planned.name: stage.problem})
+            rows = {entry.name: slice(0, stage.problem.width)}
+            stacked = _final_rows(result, rows, {entry.name: stage.problem})
         return result, stacked
-    check_student(planned.name, stage.problem)
+    check_student(entry.name, stage.problem)
     assert stacked is not None
-    initial_rows = _initial_rows(planned, start, stacked, arguments)
+    initial_rows = _initial_rows(entry, start, stacked, arguments)
     problems = {
-        planned.name: stage.problem,
-        **{name: stacked.problems[name] for name in planned.kept},
+        entry.name: stage.problem,
+        **{name: stacked.problems[name] for name in entry.earlier},
     }
-    joint = _joint_problem(planned, problems)
-    truth = {"truth": joint.with_truth([planned.name])}
+    joint = _joint_problem(entry, problems)
+    truth = {"truth": joint.with_truth([entry.name])}
     others = arguments.get("evaluate") or {}
     evaluate = truth | {
-        name: joint.with_truth([planned.name], other) for name, other in others.items()
+        name: joint.with_truth([entry.name], other) for name, other in others.items()
     }
     result = solver(
         joint,
@@ -398,44 +398,44 @@ def _run_stage(
     return _public_result(result, stage.problem, bool(others)), final
 
 
-def _joint_problem(planned: PlannedStage, problems: Mapping[str, Problem]) -> Students:
+def _joint_problem(entry: PlannedStage, problems: Mapping[str, Problem]) -> Students:
     """Return the problem of a student together with the earlier ones that are kept."""
-    stage = planned.stage
+    stage = entry.stage
     shares: list[float] | None = None
-    if stage.mixing == "drawn" and len(planned.shares) > 1:
-        tasks = tuple(Labels({name: 1.0}, stage.label_noise) for name in planned.shares)
-        shares = list(planned.shares.values())
+    if stage.mixing == "drawn" and len(entry.shares) > 1:
+        tasks = tuple(Labels({name: 1.0}, stage.label_noise) for name in entry.shares)
+        shares = list(entry.shares.values())
     else:
-        tasks = (Labels(planned.shares, stage.label_noise),)
+        tasks = (Labels(entry.shares, stage.label_noise),)
     students = {name: Student(problem) for name, problem in problems.items()}
-    students[planned.name] = Student(stage.problem, tasks)
+    students[entry.name] = Student(stage.problem, tasks)
     return Students(students, shares=shares)
 
 
 def _initial_rows(
-    planned: PlannedStage, start: Any, stacked: StackedRows, arguments: Mapping[str, Any]
+    entry: PlannedStage, start: Any, stacked: StackedRows, arguments: Mapping[str, Any]
 ) -> StackedRows:
     """Return the rows of the student at the start of a stage, stacked on those that are kept."""
-    if isinstance(planned.start, str) and planned.start != "fresh":
-        joined = stacked.select([planned.start, *planned.kept])
-        count = joined.rows[planned.start].stop
-        if planned.start in planned.kept:  # its rows are there twice
-            count = stacked.select([planned.start]).start.a.shape[1]
-        kept, first = {}, count
-        for name in planned.kept:
+    if isinstance(entry.start, str) and entry.start != "fresh":
+        joined = stacked.select([entry.start, *entry.earlier])
+        count = joined.rows[entry.start].stop
+        if entry.start in entry.earlier:  # its rows are there twice
+            count = stacked.select([entry.start]).start.a.shape[1]
+        earlier, first = {}, count
+        for name in entry.earlier:
             width = stacked.select([name]).start.a.shape[1]
-            kept[name] = slice(first, first + width)
+            earlier[name] = slice(first, first + width)
             first += width
-        return StackedRows(joined.start, {planned.name: slice(0, count), **kept})
-    fresh = start if planned.start == "fresh" else planned.start
+        return StackedRows(joined.start, {entry.name: slice(0, count), **earlier})
+    fresh = start if entry.start == "fresh" else entry.start
     if not isinstance(fresh, Start):
         raise checks.reject("start", fresh, "give what sgd.start or sgd.random_start returns")
-    kept_rows = stacked.select(planned.kept)
-    return _stack_fresh(planned, fresh, kept_rows, arguments)
+    earlier_rows = stacked.select(entry.earlier)
+    return _stack_fresh(entry, fresh, earlier_rows, arguments)
 
 
 def _stack_fresh(
-    planned: PlannedStage, fresh: Start, kept: StackedRows, arguments: Mapping[str, Any]
+    entry: PlannedStage, fresh: Start, earlier: StackedRows, arguments: Mapping[str, Any]
 ) -> StackedRows:
     """Stack fresh rows on rows that are kept.
 
@@ -444,15 +444,15 @@ def _stack_fresh(
     L_F U_1 L_E^T, where U_1 are the components of U along the frame of L_E; they vanish in the
     limit. Solvers with a seed draw them at the dimension of the call.
     """
-    problem = planned.stage.problem
+    problem = entry.stage.problem
     if fresh.M_blocks.shape[2:] != (problem.width, problem.signals):
         fix = (
-            f"the stage {planned.name!r} has (width, signals) = "
+            f"the stage {entry.name!r} has (width, signals) = "
             f"{(problem.width, problem.signals)}. Give Stage(..., start=sgd.start(...))."
         )
         raise checks.reject("start", fresh.M_blocks.shape[2:], fix)
-    runs = max(fresh.runs, kept.start.runs)
-    new, old = broadcast_runs(fresh, runs), broadcast_runs(kept.start, runs)
+    runs = max(fresh.runs, earlier.start.runs)
+    new, old = broadcast_runs(fresh, runs), broadcast_runs(earlier.start, runs)
     sizes = None
     if "seed" in arguments:
         sizes = check_dimension(problem, arguments.get("dimension"), small=True)[1]
@@ -472,11 +472,11 @@ def _stack_fresh(
     upper = np.concatenate([new.Q_blocks, cross], axis=3)
     lower = np.concatenate([np.swapaxes(cross, -1, -2), old.Q_blocks], axis=3)
     count = problem.width
-    rows = {name: slice(own.start + count, own.stop + count) for name, own in kept.rows.items()}
+    rows = {name: slice(own.start + count, own.stop + count) for name, own in earlier.rows.items()}
     joined = Start(
         M, np.concatenate([upper, lower], axis=2), np.concatenate([new.a, old.a], axis=1)
     )
-    return StackedRows(joined, {planned.name: slice(0, count), **rows})
+    return StackedRows(joined, {entry.name: slice(0, count), **rows})
 
 
 FRESH = 43  # part of the seed of the directions of fresh rows

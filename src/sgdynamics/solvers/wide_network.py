@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -11,9 +10,7 @@ import jax
 import numpy as np
 import xarray as xr
 
-from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.progress import Meter, meter
 from sgdynamics.base.resources import check_memory
 from sgdynamics.fixed_data.dmft import REDUCTION
@@ -29,7 +26,8 @@ from sgdynamics.problems.wide_network import WideNetwork
 from sgdynamics.results.build import build_result, divergence_warning, evaluate_observables
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.results.variables import STANDARD_ERROR
-from sgdynamics.solvers.call import SolverCall, validate_call
+from sgdynamics.solvers.call import SolverCall
+from sgdynamics.solvers.dmft_arguments import DMFTArguments
 
 DEFAULT_OPTIONS = DMFT()
 TOLERANCE = 3e-3  # default of `sgd.DMFT(tolerance=)` for wide networks
@@ -37,45 +35,15 @@ BATCH_KEY = 1 << 21  # of the random batches, apart from those of runs
 States = dict[str, np.ndarray]
 
 
-def solve_wide_network(
-    problem: WideNetwork,
-    algorithm: FixedData,
-    start: object,
-    *,
-    times: ArrayArgument | None,
-    alpha: ArrayArgument | None,
-    steps: ArrayArgument | None,
-    paths: int,
-    replicates: int,
-    two_time: bool,
-    cells: int | None,
-    method: DMFT,
-    seed: int,
-    progress: bool | None,
-    record: Mapping[str, Any] | None,
-    evaluate: Mapping[str, Any] | None,
-) -> xr.Dataset:
+def solve_wide_network(arguments: DMFTArguments) -> xr.Dataset:
     """The limit of `solve_dmft` for a `WideNetwork`, with sampled neurons."""
-    if two_time:
-        fix = "wide networks have no response functions here. Omit two_time."
-        raise checks.reject("two_time", two_time, fix)
-    if cells is not None:
-        raise checks.reject("cells", cells, "only used with epochs and one pass. Omit cells.")
+    problem, method, seed = arguments.problem, arguments.method, arguments.seed
+    assert isinstance(problem, WideNetwork)
+    arguments.require_defaults("wide networks have no response functions here", "two_time")
+    arguments.require_defaults("only used with epochs and one pass", "cells")
     tolerance = _tolerance(method)
-    call = validate_call(
-        "solve_dmft",
-        problem,
-        algorithm,
-        start,
-        times=times,
-        alpha=alpha,
-        steps=steps,
-        seed=seed,
-        progress=progress,
-        whole_steps=True,
-        record=record,
-        evaluate=evaluate,
-    )
+    call = arguments.validate()
+    paths, replicates = arguments.paths, arguments.replicates
     replicates = checks.integer("replicates", replicates, 2)
     neurons = _neurons(problem, paths, replicates)
     limit = largest_basis(neurons) if method.rank is None else method.rank
@@ -111,8 +79,6 @@ def _count_steps(progress_meter: Meter, reduction: int, steps: int) -> None:
 
 def _tolerance(method: DMFT) -> float:
     """The tolerance of the bases; ValueError for options that wide networks do not have."""
-    if not isinstance(method, DMFT):
-        raise checks.reject("method", method, "expected sgd.DMFT(...).")
     for name in ("dtype", "memory_directions", "keep", "form"):
         value = getattr(method, name)
         if value != getattr(DEFAULT_OPTIONS, name):
