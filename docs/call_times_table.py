@@ -18,15 +18,15 @@ def call_times_table(measured: dict[str, Any]) -> str:
         if "error" in row:
             continue
         first, second = row["first"], row["second"]
-        work = f"{second['working']:.2g}" if second["working"] else ""
-        rows.append(f"| {name} | {first['cores']:.1f} | {second['cores']:.2g} | {work} |")
+        rows.append(f"| {name} | {first['cores']:.1f} | {second['cores']:.2g} |")
     machine = measured["machine"]
-    heads = "| call | first call, s | second call, s | its loop, elapsed s |"
+    device = " ".join(dict.fromkeys(machine["device"].split()))
+    heads = "| call | first call, s | second call, s |"
     about = (
         f"Measured with sgdynamics {machine['sgdynamics']} and JAX {machine['jax']} on "
-        f"{machine['device']}, {machine['cores']} cores, load {machine['load']:.1f}."
+        f"{device}, {machine['cores']} cores, load {machine['load']:.1f}."
     )
-    return "\n".join([START, "", heads, "| --- | --- | --- | --- |", *rows, "", about, "", END])
+    return "\n".join([START, "", heads, "| --- | --- | --- |", *rows, "", about, "", END])
 
 
 if __name__ == "__main__":

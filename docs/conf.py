@@ -180,6 +180,26 @@ def thumbnail(entry, docname):
     return f"![{entry.line}](thumbnails/{name})"
 
 
+# --- links from the errata to their tests
+
+
+def links_to_tests(app, docname, source):
+    """Link the names of tests on the page of the errata to their files."""
+    if docname != "errata":
+        return
+    files = {}
+    for folder in ("tests", "reproductions/tests"):
+        for file in sorted((ROOT / folder).rglob("test_*.py")):
+            for name in re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), re.M):
+                files.setdefault(name, file.relative_to(ROOT).as_posix())
+
+    def link(match):
+        file = files.get(match[1])
+        return f"{{download}}`{match[1]} <../{file}>`" if file else match[0]
+
+    source[0] = re.sub(r"`(test_\w+)`", link, source[0])
+
+
 # --- notebooks
 
 
@@ -209,4 +229,5 @@ def setup(app):
     app.connect("html-page-context", back_links)
     app.connect("html-page-context", breakable_names)
     app.connect("source-read", figures_table)
+    app.connect("source-read", links_to_tests)
     app.connect("source-read", notebooks_of_this_run)
