@@ -41,7 +41,7 @@ def depths():
 
 
 @cache
-def scattered():
+def scattered_runs():
     """Runs with a spread of .7/sqrt(d) about the limit."""
     sizes, limit = [100, 400, 1600], np.array([0.8, 0.5, 0.35, 0.3])
     rng = np.random.default_rng(1)
@@ -185,4 +185,4 @@ def test_broken_claim_differs(case):
 
 
 def test_few_runs_do_not_decide():
-    check_few_runs(judges.spread, scattered(), scattered().isel(run=slice(0, 6)))
+    check_few_runs(judges.spread, scattered_runs(), scattered_runs().isel(run=slice(0, 6)))
