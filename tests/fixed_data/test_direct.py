@@ -14,7 +14,7 @@ from sgdynamics.base.random import normals_and_uniforms, run_keys
 from sgdynamics.fixed_data import direct, direct_steps, sample_stability
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.simulation import running
-from sgdynamics.simulation.running import run, run_until
+from sgdynamics.simulation.running import Resources, run, run_until
 from tests.conftest import Z
 from tests.simulation.test_behaviour import count_compilations
 
@@ -318,7 +318,7 @@ def test_run_i_does_not_depend_on_the_other_runs(monkeypatch):
         make_simulator(SPHERE, PERSISTENT, start), 3, np.array([40]), SEED + 1, "", False
     )
     assert np.abs(other["M"][:, 0] - whole["M"][:, 1]).max() > 1e-3
-    monkeypatch.setattr(DirectFixedData, "largest_group", lambda self: 2)
+    monkeypatch.setattr(DirectFixedData, "resources", lambda *_: Resources(largest_group=2))
     pieces, _ = run(make_simulator(SPHERE, PERSISTENT, start), 3, np.array([40]), SEED, "", False)
     np.testing.assert_allclose(pieces["M"][:, 0], whole["M"][:, 1], rtol=1e-12)
 

@@ -28,7 +28,8 @@ RUNS = 12 * GROUP
 
 @pytest.fixture(autouse=True)
 def small_groups(monkeypatch):
-    monkeypatch.setattr(running.Simulator, "largest_group", lambda self: GROUP)
+    resources = running.Resources(largest_group=GROUP)
+    monkeypatch.setattr(running.Simulator, "resources", lambda *_: resources)
 
 
 # the closed formulas

@@ -25,7 +25,8 @@ def test_results_depend_on_the_seed_alone(setting, monkeypatch):
     small = sgd.simulate(problem, algorithm, start, steps=[1000], dimension=50, runs=3, seed=9)
     np.testing.assert_allclose(result.Q[:3, -1], small.Q[:, 0], rtol=1e-12)
     monkeypatch.setattr(running, "PIECE_SECONDS", 1e-9)  # pieces as short as possible
-    monkeypatch.setattr(running.Simulator, "largest_group", lambda self: 7)  # six groups
+    resources = running.Resources(largest_group=7)  # six groups
+    monkeypatch.setattr(running.Simulator, "resources", lambda *_: resources)
     in_pieces = sgd.simulate(problem, algorithm, start, steps=[1000], dimension=50, runs=40, seed=9)
     np.testing.assert_allclose(result.Q[:, -1], in_pieces.Q[:, 0], rtol=1e-12)
     other_seed = sgd.simulate(

@@ -13,6 +13,7 @@ import xarray as xr
 import sgdynamics as sgd
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.simulation import checkpoints
+from sgdynamics.simulation.running import Resources
 from tests.fixed_data.test_direct import PERSISTENT, SPHERE, sphere_start
 
 CALL: dict[str, Any] = {
@@ -66,7 +67,7 @@ def test_stopped_and_continued_is_uninterrupted(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Runs in groups of two, some of which meet `stop_at`; every call ends after one piece."""
-    monkeypatch.setattr(DirectFixedData, "largest_group", lambda self: 2)
+    monkeypatch.setattr(DirectFixedData, "resources", lambda *_: Resources(largest_group=2))
     monkeypatch.setattr(DirectFixedData, "grain", property(lambda self: 20))
     algorithm = ALGORITHMS[kind]
     arguments: dict[str, Any] = {
