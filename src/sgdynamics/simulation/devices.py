@@ -55,6 +55,15 @@ def over_devices(simulator: Simulator, devices: list[Device]) -> Simulator:
     return SeveralDevices(simulator, devices)
 
 
+class Shards(list[PyTree]):
+    """The states of the parts of a batch on their devices; as a pytree, the state of the batch."""
+
+
+jax.tree_util.register_pytree_node(
+    Shards, lambda shards: ((_join(shards),), None), lambda _, children: children[0]
+)
+
+
 class SeveralDevices(Simulator):
     """A simulator whose groups of runs are divided among devices.
 
@@ -77,25 +86,26 @@ class SeveralDevices(Simulator):
         self.engine, self.on_train = simulator.engine, simulator.on_train
         self.drops_finished_runs = simulator.drops_finished_runs
         self.moves_per_step = simulator.moves_per_step
+        self.device_count = len(devices)
 
     def _split_batch(self, size: int) -> list[slice]:
         """The positions of the runs of each device."""
         share = size // math.gcd(size, len(self.devices))
         return [slice(first, first + share) for first in range(0, size, share)]
 
-    def _divide(self, batch: PyTree, size: int) -> list[PyTree]:
+    def _divide(self, batch: PyTree, size: int) -> Shards:
         """Arrays with a leading axis of runs as parts on their devices."""
-        return [
+        return Shards(
             jax.device_put(jax.tree.map(lambda leaf, shard=shard: leaf[shard], batch), device)
             for shard, device in zip(self._split_batch(size), self.devices, strict=False)
-        ]
+        )
 
-    def initial(self, chosen: np.ndarray) -> list[PyTree]:
+    def initial(self, chosen: np.ndarray) -> Shards:
         return self._divide(self.simulator.initial(chosen), len(chosen))
 
     def advance(
         self,
-        state: list[PyTree],
+        state: Shards,
         keys: RandomKeys,
         since: int,
         end: int,
@@ -116,9 +126,9 @@ class SeveralDevices(Simulator):
                 jax.block_until_ready(result)
             results.append(result)
         states, last_finite, records = zip(*results, strict=True)
-        return list(states), np.concatenate(last_finite), _join(records)
+        return Shards(states), np.concatenate(last_finite), _join(records)
 
-    def overlaps(self, state: list[PyTree]) -> dict[str, Any]:
+    def overlaps(self, state: Shards) -> dict[str, Any]:
         return _join([self.simulator.overlaps(shard) for shard in state])
 
     @property
@@ -131,10 +141,6 @@ class SeveralDevices(Simulator):
     def largest_group(self) -> int:
         return len(self.devices) * self.simulator.largest_group()
 
-    def group_size(self, size: int) -> int:
-        count = len(self.devices)
-        return size if size <= count else -(-size // count) * count
-
     @property
     def size(self) -> tuple[int, ...]:
         return self.simulator.size
@@ -142,16 +148,13 @@ class SeveralDevices(Simulator):
     def bytes_per_run(self, steps: float = 0.0) -> float:
         return self.simulator.bytes_per_run(steps)
 
-    def train_risk(self, state: list[PyTree]) -> np.ndarray:
+    def train_risk(self, state: Shards) -> np.ndarray:
         return np.concatenate([self.simulator.train_risk(shard) for shard in state])
 
-    def leaves(self, state: list[PyTree]) -> list[np.ndarray]:
-        return jax.tree.leaves(_join(state))
-
-    def restore(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> list[PyTree]:
+    def restore(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> Shards:
         return self._divide(self.simulator.restore(chosen, leaves, now), len(chosen))
 
-    def select_runs(self, state: list[PyTree], index: np.ndarray) -> list[PyTree]:
+    def select_runs(self, state: Shards, index: np.ndarray) -> Shards:
         return self._divide(self.simulator.select_runs(_join(state), index), len(index))
 
 

@@ -79,6 +79,8 @@ class Simulator(ABC):
         Whether a smaller batch saves time; not so if runs that have left cost nothing.
     moves_per_step : float
         Number of moves of the weights per step.
+    device_count : int
+        Number of devices among which the runs of a group are divided.
     divides_over_devices : bool
         Whether the runs of a group may be divided among devices (`simulation.devices`).
     on_train : mapping
@@ -87,6 +89,7 @@ class Simulator(ABC):
 
     engine: str = "xla"
     drops_finished_runs: bool = True
+    device_count: int = 1
     divides_over_devices: bool = False
     moves_per_step: float = 1.0
     on_train: Mapping[str, Any] = {}
@@ -141,14 +144,6 @@ class Simulator(ABC):
     def bytes_per_run(self, steps: float = 0.0) -> float:
         """Approximate memory of one run of this many steps; 0 if negligible or checked before."""
         return 0.0
-
-    def group_size(self, size: int) -> int:
-        """The number of runs of a group of at least `size` runs that wastes no device."""
-        return size
-
-    def leaves(self, state: PyTree) -> list[Any]:
-        """The arrays of a state, with a leading axis of runs, for a checkpoint."""
-        return jax.tree.leaves(state)
 
     def train_risk(self, state: PyTree) -> np.ndarray:
         """Mean loss over the data set of each run, if there is a data set."""
@@ -228,7 +223,7 @@ def run_until(
     check_resources(simulator, runs, float(steps[-1]))
     stored_size = None if checkpoint is None else checkpoint.size
     largest = min(simulator.largest_group(), largest or runs)
-    groups = _groups(runs, stored_size or largest, simulator.group_size)
+    groups = _groups(runs, stored_size or largest, simulator.device_count)
     if checkpoint is not None:
         checkpoint.fix_group_size(len(groups[0]))
     # Runs that stop leave the batch, so that the estimate is an upper bound.
@@ -270,13 +265,15 @@ def check_resources(simulator: Simulator, runs: int, steps: float) -> None:
     )
 
 
-def _groups(runs: int, largest: int, group_size: Callable[[int], int] = int) -> list[np.ndarray]:
+def _groups(runs: int, largest: int, device_count: int = 1) -> list[np.ndarray]:
     """Indices of the runs in groups of equal size, which share one compiled program.
 
     The last group is filled up with runs whose results are discarded.
     """
     count = -(-runs // largest)
-    size = group_size(-(-runs // count))
+    size = -(-runs // count)
+    if size > device_count:
+        size = -(-size // device_count) * device_count  # no device waits for the others
     return [np.arange(start, start + size) for start in range(0, runs, size)]
 
 
@@ -355,7 +352,7 @@ class _Group:
         }
         arrays |= {f"value/{name}": value for name, value in self.values.items()}
         # Four digits, so that alphabetical order is the order of the leaves.
-        leaves = enumerate(self.simulator.leaves(self.state))
+        leaves = enumerate(jax.tree.leaves(self.state))
         arrays |= {f"state/{index:04d}": leaf for index, leaf in leaves}
         return arrays | {f"saved/{name}": np.stack(values) for name, values in saved.items()}
 
@@ -585,7 +582,7 @@ def first_passage(
     runs = len(observation.records["left"])
     simulator = simulator.with_observation(observation)
     check_resources(simulator, runs, float(last))
-    groups = _groups(runs, simulator.largest_group(), simulator.group_size)
+    groups = _groups(runs, simulator.largest_group(), simulator.device_count)
     passages = _Passages(np.full(runs, np.nan), np.zeros(runs, dtype=bool))
     # Runs end where they leave, so that the estimate is an upper bound.
     cost = Cost("step", f" of {runs} runs" if runs > 1 else "", "at most")
