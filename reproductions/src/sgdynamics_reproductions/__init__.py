@@ -9,6 +9,7 @@ few private ones, and a test compares the list with the imports.
 """
 
 from sgdynamics_reproductions import (
+    depth,
     dimension_free,
     effective_dynamics,
     epochs,
@@ -19,9 +20,11 @@ from sgdynamics_reproductions import (
     rough_landscapes,
     scaling_laws,
     several_inputs,
+    sparsity,
 )
 
 __all__ = [
+    "depth",
     "dimension_free",
     "effective_dynamics",
     "epochs",
@@ -32,4 +35,5 @@ __all__ = [
     "rough_landscapes",
     "scaling_laws",
     "several_inputs",
+    "sparsity",
 ]

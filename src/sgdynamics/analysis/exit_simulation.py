@@ -6,7 +6,7 @@ A risk that costs more than a step is not evaluated after each step, but only wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,13 @@ from jaxtyping import Bool
 
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.analysis.exit_requests import SHORTER_TIME, ExitRequest
-from sgdynamics.base.arrays import Device, IntScalar, Numeric, PyTree, Scalar
+from sgdynamics.base.arrays import (
+    Device,
+    IntScalar,
+    Numeric,
+    PyTree,
+    Scalar,
+)
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.resources import check_steps
 from sgdynamics.dynamics.risk_floor import Anchor, RiskFloor
@@ -156,7 +162,9 @@ def _examine_if_needed(
     return batched
 
 
-def simulate_exits(request: ExitRequest, devices: list[Device]) -> tuple[np.ndarray, np.ndarray]:
+def simulate_exits(
+    request: ExitRequest, devices: Sequence[Device]
+) -> tuple[np.ndarray, np.ndarray]:
     """Exit times in t (NaN for runs that have not left), and which runs diverged."""
     call, dynamics, end = request.call, request.dynamics, request.max_time
     d, block_sizes = call.finite_dimension

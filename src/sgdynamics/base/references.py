@@ -352,6 +352,26 @@ REFERENCES: dict[str, Reference] = {
             "eprint": "2106.02713",
         },
     ),
+    "bordelon2022self": Reference(
+        "inproceedings",
+        ("Bordelon, Blake and Pehlevan, Cengiz"),
+        ("Self-consistent dynamical field theory of kernel evolution in wide neural networks"),
+        2022,
+        {
+            "booktitle": NEURIPS,
+            "eprint": "2205.09653",
+        },
+    ),
+    "yang2021tensor": Reference(
+        "inproceedings",
+        ("Yang, Greg and Hu, Edward J."),
+        ("Tensor programs {IV}: feature learning in infinite-width neural networks"),
+        2021,
+        {
+            "booktitle": ICML,
+            "eprint": "2011.14522",
+        },
+    ),
     "luo2025multi": Reference(
         "inproceedings",
         (
@@ -659,6 +679,28 @@ REFERENCES: dict[str, Reference] = {
             "eprint": "2505.16098",
         },
     ),
+    "woodworth2020kernel": Reference(
+        "inproceedings",
+        (
+            "Woodworth, Blake and Gunasekar, Suriya and Lee, Jason D. and Moroshko, Edward "
+            "and Savarese, Pedro and Golan, Itay and Soudry, Daniel and Srebro, Nathan"
+        ),
+        ("Kernel and rich regimes in overparametrized models"),
+        2020,
+        {
+            "booktitle": "Conference on Learning Theory",
+            "eprint": "2002.09277",
+        },
+    ),
+    "thrampoulidis2015regularized": Reference(
+        "inproceedings",
+        "Thrampoulidis, Christos and Oymak, Samet and Hassibi, Babak",
+        ("Regularized linear regression: a precise analysis of the estimation error"),
+        2015,
+        {
+            "booktitle": "Conference on Learning Theory",
+        },
+    ),
 }
 
 # The ODE of overlaps, from its derivation to its proofs.
@@ -687,6 +729,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "TeacherStudent": ("saad1995line", "goldt2019dynamics"),
     "MultiIndex": ("benarous2022high", "collinswoodfin2023hitting"),
     "GaussianMixture": ("benarous2022high",),
+    "DeepLinear": ("yang2021tensor", "bordelon2022self"),
+    "WideNetwork": ("bordelon2022self", "yang2021tensor"),
     "SpikedTensor": ("benarous2022high",),
     "SpikedTensor.risk": ("benarous2022high",),
     "covariance": ("yoshida2019data", "collinswoodfin2023hitting"),
@@ -696,6 +740,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "models.gan": ("wang2019solvable",),
     "MultiPassSGD": ("mignacco2021stochasticity",),
     "PersistentSGD": ("mignacco2021stochasticity",),
+    "DiagonalNetwork": ("woodworth2020kernel", "thrampoulidis2015regularized"),
     "updates.momentum": ("polyak1964some", "sutskever2013importance"),
     "updates.nesterov": ("nesterov1983method", "sutskever2013importance"),
     "updates.polyak": ("polyak1992acceleration", "ruppert1988efficient"),

@@ -20,7 +20,10 @@ import numpy as np
 from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Device, PyTree
+from sgdynamics.base.arrays import (
+    Device,
+    PyTree,
+)
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.progress import Meter
 from sgdynamics.base.resources import available_bytes
@@ -163,7 +166,8 @@ class Sweep:
         setup, blocks = self.setup, self.setup.structure.blocks
         with_P = 2 * setup.gradients_per_step + setup.normals_per_step * blocks
         with_A = setup.gradients_per_step * blocks
-        return 2.0 * self.inputs * self.sampling.replicates * (with_P + with_A) * directions
+        work = 2.0 * self.inputs * self.sampling.replicates * (with_P + with_A) * directions
+        return setup.passes * work
 
     def directions_after(self, steps: float) -> float:
         """Upper bound on the number of directions after some steps.
@@ -173,9 +177,10 @@ class Sweep:
         most directions.
         """
         setup = self.setup
+        steps = setup.passes * (steps + 1)  # each pass adds directions
         by_paths = self.sets * (self.inputs // PATHS_PER_DIRECTION) + setup.gradients_per_step
-        gradients = min(setup.gradients_per_step * (steps + 1), by_paths)
-        noise = setup.noise_directions * (steps + 1)
+        gradients = min(setup.gradients_per_step * steps, by_paths)
+        noise = setup.noise_directions * steps
         directions = setup.initial_directions + gradients + noise
         return directions if self.memory is None else min(directions, self.memory.directions)
 

@@ -68,8 +68,9 @@ class PathGroup:
     perturbed_slot: int | None = None  # first perturbed direction, in a perturbed copy
     number: int = 0  # the present step
     last_good: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    bin_widths: list[int] = field(default_factory=list)  # steps per bin, where memory is bounded
-    reached: Any = 0  # the step at which the last dispatch ends
+    bin_widths: list[int] = field(default_factory=list)  # passes per bin, where memory is bounded
+    answered: int = 0  # passes of an unfinished step
+    reached: Any = 0  # the pass at which the last dispatch ends
 
     @property
     def capacity(self) -> int:
@@ -81,20 +82,22 @@ class PathGroup:
 
     def dispatch(self, setup: Setup, step: StepParameters, visits: Visits | None, end: int) -> None:
         """Start to advance to step `end`, or until the basis is full."""
+        passes = setup.passes
         self.paths, self.slots, self.reached, self.last_good = advance_paths(
             setup,
             step,
             self.paths,
             self.slots,
             visits,
-            np.int64(self.number),
-            self.last_good,
-            np.int64(end),
+            np.int64(passes * self.number + self.answered),
+            passes * self.last_good,
+            np.int64(passes * end),
         )
 
     def collect(self, setup: Setup, end: int, largest_capacity: int, memory: Memory | None) -> bool:
         """Wait for the steps; whether memory was made for further ones before `end`."""
-        self.number, self.last_good = int(self.reached), np.asarray(self.last_good)
+        self.number, self.answered = divmod(int(self.reached), setup.passes)
+        self.last_good = np.asarray(self.last_good) // setup.passes
         if self.number >= end:
             return False
         # A group stops early if A is full, or if the history of gradients is.

@@ -50,6 +50,8 @@ class DependentFields(ValueError):
 def response_form_obstacle(problem: Problem, algorithm: FixedData) -> str:
     """Why the response form is not available for a problem and an algorithm; empty if it is."""
     sample = problem.structure.sample
+    if algorithm.law is not None or problem.structure.loss.reads_overlaps:
+        return "this form only supports plain steps. Omit update"
     # Not a subclass: persistent selections repeat the noise of earlier steps.
     is_fresh = type(algorithm) is MultiPassSGD and algorithm.batch_fraction <= MAX_FRACTION
     if not is_fresh and algorithm.order not in ORDERS:

@@ -22,6 +22,7 @@ from sgdynamics.base.controls import is_scheduled, piecewise_rate
 from sgdynamics.base.identity import function_identity
 from sgdynamics.problems.contexts import Contexts, contexts
 from sgdynamics.problems.deep_linear import DeepLinear
+from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.problems.mixture import GaussianMixture
 from sgdynamics.problems.models import MODELS
 from sgdynamics.problems.overlap_starts import Start
@@ -29,6 +30,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import random_start, start
 from sgdynamics.problems.teacher_student import TeacherStudent
+from sgdynamics.problems.wide_network import WideNetwork
 from sgdynamics.problems.wide_starts import MeanFieldStart
 
 CLASSES: dict[str, Callable[..., Any]] = {
@@ -36,7 +38,11 @@ CLASSES: dict[str, Callable[..., Any]] = {
     "GaussianMixture": GaussianMixture.from_record,
     "SpikedTensor": SpikedTensor,
     "DeepLinear": DeepLinear,
+    "WideNetwork": WideNetwork,
+    "DiagonalNetwork": DiagonalNetwork,
 }
+# Problems that state their initial weights themselves, so that solvers take no start.
+STATING_START = ("DeepLinear", "DiagonalNetwork", "WideNetwork")
 KINDS: dict[str, Callable[..., Any]] = {
     "OnePassSGD": OnePassSGD,
     **ALGORITHMS,
@@ -159,9 +165,9 @@ def start_of(
     drawn at `dimension`, unless its record or the spectrum of the problem has another one.
     """
     values = _plain_record("start", record)
-    if "deep linear" in problem.kinds:
+    if problem.kind in STATING_START:
         if values:
-            fix = "a deep linear network starts from its random weights. Omit the start."
+            fix = "this problem states its initial weights itself. Omit the start."
             raise checks.reject("start", values, fix)
         return None
     if "own dynamics" in problem.kinds:

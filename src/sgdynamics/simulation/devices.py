@@ -7,61 +7,28 @@ its numbers at most by rounding.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from sgdynamics.base import checks
 from sgdynamics.base.arrays import Device, PyTree, RandomKeys
-from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Simulator
-
-_LIMIT: ContextVar[list[Device] | None] = ContextVar("devices", default=None)
-
-
-@contextmanager
-def limited_devices(devices: list[Device]) -> Iterator[None]:
-    """Compute on these devices inside of this context, wherever a call does not set `devices`."""
-    if devices == jax.local_devices():
-        yield
-        return
-    token = _LIMIT.set(devices)
-    try:
-        with jax.default_device(devices[0]):
-            yield
-    finally:
-        _LIMIT.reset(token)
+from sgdynamics.simulation.running import (
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Resources,
+    Simulator,
+)
 
 
-def choose_devices(devices: int | None) -> list[Device]:
-    """Validate the argument `devices`: the first local devices, by default all of them."""
-    available = jax.local_devices()
-    if devices is None:
-        return _LIMIT.get() or available
-    count = checks.integer("devices", devices, 1)
-    if count > len(available):
-        fix = f"this process has {len(available)} ({available[0].platform}). Use at most that many."
-        raise checks.reject("devices", devices, fix)
-    return available[:count]
-
-
-def over_devices(simulator: Simulator, devices: list[Device]) -> Simulator:
+def over_devices(simulator: Simulator, devices: Sequence[Device]) -> Simulator:
     """The simulator on several devices; the simulator itself for one, or where it holds data."""
     if len(devices) == 1 or not simulator.divides_over_devices:
         return simulator
     return SeveralDevices(simulator, devices)
-
-
-class Shards(list[PyTree]):
-    """The states of the parts of a batch on their devices; as a pytree, the state of the batch."""
-
-
-jax.tree_util.register_pytree_node(
-    Shards, lambda shards: ((_join(shards),), None), lambda _, children: children[0]
-)
 
 
 class SeveralDevices(Simulator):
@@ -81,31 +48,30 @@ class SeveralDevices(Simulator):
 
     divides_over_devices = False
 
-    def __init__(self, simulator: Simulator, devices: list[Device]) -> None:
+    def __init__(self, simulator: Simulator, devices: Sequence[Device]) -> None:
         self.simulator, self.devices = simulator, devices
         self.engine, self.on_train = simulator.engine, simulator.on_train
         self.drops_finished_runs = simulator.drops_finished_runs
         self.moves_per_step = simulator.moves_per_step
-        self.device_count = len(devices)
 
     def _split_batch(self, size: int) -> list[slice]:
         """The positions of the runs of each device."""
         share = size // math.gcd(size, len(self.devices))
         return [slice(first, first + share) for first in range(0, size, share)]
 
-    def _divide(self, batch: PyTree, size: int) -> Shards:
+    def _divide(self, batch: PyTree, size: int) -> list[PyTree]:
         """Arrays with a leading axis of runs as parts on their devices."""
-        return Shards(
+        return [
             jax.device_put(jax.tree.map(lambda leaf, shard=shard: leaf[shard], batch), device)
             for shard, device in zip(self._split_batch(size), self.devices, strict=False)
-        )
+        ]
 
-    def initial(self, chosen: np.ndarray) -> Shards:
+    def initial(self, chosen: np.ndarray) -> list[PyTree]:
         return self._divide(self.simulator.initial(chosen), len(chosen))
 
     def advance(
         self,
-        state: Shards,
+        state: list[PyTree],
         keys: RandomKeys,
         since: int,
         end: int,
@@ -126,9 +92,9 @@ class SeveralDevices(Simulator):
                 jax.block_until_ready(result)
             results.append(result)
         states, last_finite, records = zip(*results, strict=True)
-        return Shards(states), np.concatenate(last_finite), _join(records)
+        return list(states), np.concatenate(last_finite), _join(records)
 
-    def overlaps(self, state: Shards) -> dict[str, Any]:
+    def overlaps(self, state: list[PyTree]) -> dict[str, Any]:
         return _join([self.simulator.overlaps(shard) for shard in state])
 
     @property
@@ -138,23 +104,21 @@ class SeveralDevices(Simulator):
     def with_observation(self, observation: Observation) -> Simulator:
         return SeveralDevices(self.simulator.with_observation(observation), self.devices)
 
-    def largest_group(self) -> int:
-        return len(self.devices) * self.simulator.largest_group()
+    def resources(self, steps: float = 0.0) -> Resources:
+        resources, count = self.simulator.resources(steps), len(self.devices)
+        largest = count * resources.largest_group
+        return replace(resources, largest_group=largest, group_multiple=count)
 
-    @property
-    def size(self) -> tuple[int, ...]:
-        return self.simulator.size
-
-    def bytes_per_run(self, steps: float = 0.0) -> float:
-        return self.simulator.bytes_per_run(steps)
-
-    def train_risk(self, state: Shards) -> np.ndarray:
+    def train_risk(self, state: list[PyTree]) -> np.ndarray:
         return np.concatenate([self.simulator.train_risk(shard) for shard in state])
 
-    def restore(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> Shards:
+    def leaves(self, state: list[PyTree]) -> list[np.ndarray]:
+        return jax.tree.leaves(_join(state))
+
+    def restore(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> list[PyTree]:
         return self._divide(self.simulator.restore(chosen, leaves, now), len(chosen))
 
-    def select_runs(self, state: Shards, index: np.ndarray) -> Shards:
+    def select_runs(self, state: list[PyTree], index: np.ndarray) -> list[PyTree]:
         return self._divide(self.simulator.select_runs(_join(state), index), len(index))
 
 

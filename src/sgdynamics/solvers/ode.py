@@ -16,6 +16,7 @@ from sgdynamics.base.progress import shared_meter
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.dynamics.requests import Solution, SolveRequest
 from sgdynamics.ode.case import raise_if_error
+from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
@@ -23,13 +24,15 @@ from sgdynamics.results.build import Container, build_result
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.solvers.batch import risk_of_request, solve
 from sgdynamics.solvers.call import SolverCall, validate_call
+from sgdynamics.solvers.workers import accepts_workers
 
 
+@accepts_workers
 @float64
 def solve_ode(
-    problem: Problem | SpikedTensor | Dynamics,
+    problem: Problem | SpikedTensor | DiagonalNetwork | Dynamics,
     algorithm: OnePassSGD,
-    start: Start | SpikedStart | Any,
+    start: Start | SpikedStart | Any = None,
     *,
     times: ArrayArgument | None = None,
     alpha: ArrayArgument | None = None,
@@ -48,12 +51,12 @@ def solve_ode(
 
     Parameters
     ----------
-    problem : Problem, SpikedTensor or Dynamics
+    problem : Problem, SpikedTensor, DiagonalNetwork or Dynamics
         The learning problem.
     algorithm : OnePassSGD
         The training algorithm; lr = 0 is gradient flow.
-    start : Start, SpikedStart or dict
-        Initial condition of one or several runs.
+    start : Start, SpikedStart or dict, optional
+        Initial condition of one or several runs; none for a ``DiagonalNetwork``.
     times : array_like, optional
         Save points in t = lr steps/D, increasing. D = d unless ``algorithm.per`` differs; with a
         schedule t is the integral of (lr/batch) d alpha.
@@ -67,7 +70,7 @@ def solve_ode(
     rtol : float, optional
         Relative accuracy of the overlaps. The local tolerance is a thousandth of it, because
         errors add up. Defaults to 1e-8, or to the relative error of the expectations at the start
-        where these are sampled and less accurate.
+        where these are sampled and less accurate (``DiagonalNetwork``: 1e-7).
     atol : float, optional
         Absolute accuracy of the overlaps, in units of max(1, the largest entry of Q at the start).
         Defaults to rtol/100.
@@ -121,7 +124,9 @@ def solve_ode(
     steps, at late times, LSODA continues from its last state.
     Spiked tensors follow m and r2 (Proposition 3.1 of High-dimensional limit theorems for SGD,
     with a ridge and a batch). A ReLU mixture at snr = infinity slides along the surfaces where its
-    drift jumps.
+    drift jumps. A ``DiagonalNetwork`` is solved by the law of its weights, on a transport map; its
+    result has ``excess_risk``, ``risk``, ``overlap``, ``squared_norm``, ``l1_norm``, ``imbalance``
+    and, by teacher weight, ``weight_mean`` and ``weight_square``.
 
     Examples
     --------
@@ -175,7 +180,7 @@ def binning_error(coarse: SolveRequest, risk: np.ndarray) -> float:
 
 
 def prepare_ode(
-    problem: Problem | SpikedTensor | Dynamics,
+    problem: Problem | SpikedTensor | DiagonalNetwork | Dynamics,
     algorithm: OnePassSGD,
     start: Start | SpikedStart | Any,
     *,

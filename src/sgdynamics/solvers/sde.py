@@ -11,6 +11,7 @@ import xarray as xr
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
+from sgdynamics.base.devices import choose_devices
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.problems.overlap_starts import Start
@@ -23,11 +24,13 @@ from sgdynamics.results.clock import (
     time_at_alpha,
     time_of_scheme_steps,
 )
-from sgdynamics.simulation.devices import choose_devices, over_devices
+from sgdynamics.simulation.devices import over_devices
 from sgdynamics.simulation.running import run
 from sgdynamics.solvers.call import validate_call
+from sgdynamics.solvers.workers import accepts_workers
 
 
+@accepts_workers
 @float64
 def solve_sde(
     problem: Problem | SpikedTensor | Dynamics,

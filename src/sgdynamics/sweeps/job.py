@@ -16,10 +16,12 @@ from sgdynamics.base.arrays import Function
 from sgdynamics.base.identity import digest, object_identity, plain
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.problems.deep_linear import DeepLinear
+from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import random_start, start
+from sgdynamics.problems.wide_network import WideNetwork
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.results.records import (
     algorithm_from,
@@ -47,7 +49,16 @@ Path = tuple[str, ...]  # the place of a parameter, such as ("problem", "noise")
 
 # A problem, an algorithm or an initial condition of a sweep: the object, its record, or None if the
 # solver needs none. The initial condition may also be a function of the problem and the parameters.
-ProblemArgument = Problem | SpikedTensor | DeepLinear | Dynamics | Mapping[str, Any] | None
+ProblemArgument = (
+    Problem
+    | SpikedTensor
+    | DeepLinear
+    | DiagonalNetwork
+    | WideNetwork
+    | Dynamics
+    | Mapping[str, Any]
+    | None
+)
 AlgorithmArgument = OnePassSGD | FixedData | Mapping[str, Any] | None
 StartArgument = Start | SpikedStart | MeanFieldStart | Mapping[str, Any] | Function | None
 

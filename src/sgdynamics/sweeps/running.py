@@ -10,7 +10,7 @@ import pickle
 import threading
 import time
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     Future,
@@ -27,7 +27,7 @@ import jax
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Device
-from sgdynamics.simulation.devices import limited_devices
+from sgdynamics.base.devices import limited_devices
 from sgdynamics.sweeps.answers import Stack, error_text, failure
 from sgdynamics.sweeps.compute import compute
 from sgdynamics.sweeps.job import Job
@@ -70,7 +70,7 @@ def compute_tasks(
     swept: list[str],
     workers: int | None,
     scheduler: str | Client | None,
-    devices: list[Device],
+    devices: Sequence[Device],
 ) -> Generator[Stack]:
     """Compute groups of points, in the order in which they finish."""
     if not tasks:
@@ -87,7 +87,7 @@ def compute_tasks(
 
 
 def _compute_on(
-    devices: list[Device], job: Job, points: list[Point], size: int, swept: list[str]
+    devices: Sequence[Device], job: Job, points: list[Point], size: int, swept: list[str]
 ) -> list[Stack]:
     """Compute a group of points on these devices; JAX's settings are those of a thread."""
     with limited_devices(devices):
@@ -95,7 +95,7 @@ def _compute_on(
 
 
 def _as_needed(
-    job: Job, tasks: list[Task], swept: list[str], devices: list[Device]
+    job: Job, tasks: list[Task], swept: list[str], devices: Sequence[Device]
 ) -> Generator[Stack]:
     """Compute in this process as long as little is left to do, then in processes on all cores."""
     # On an accelerator several processes would compete for its memory.
@@ -148,7 +148,7 @@ def _in_threads(
     swept: list[str],
     threads: int,
     stop: threading.Event,
-    shares: list[list[Device]],
+    shares: list[Sequence[Device]],
 ) -> Generator[Stack]:
     """Compute groups from the end of `waiting`, until `stop` is set.
 

@@ -14,9 +14,9 @@ import xarray as xr
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Function
+from sgdynamics.base.devices import choose_devices
 from sgdynamics.base.progress import meter
 from sgdynamics.results.datasets import encode
-from sgdynamics.simulation.devices import choose_devices
 from sgdynamics.sweeps.answers import MISSING, Stack, dataset, select_points
 from sgdynamics.sweeps.compute import batch_size
 from sgdynamics.sweeps.job import AlgorithmArgument, Job, ProblemArgument, StartArgument

@@ -94,8 +94,14 @@ def _sign(state: State, gradient: Gradient, lr: Scalar, D: Scalar, number: Scala
 
 
 @maker
-def sign() -> Update:
+def sign(axes: bool = False) -> Update:
     """Sign SGD: every coordinate of every row moves by lr/D against the sign of its gradient.
+
+    Parameters
+    ----------
+    axes : bool, default False
+        Whether the signals are coordinate axes, so that the teacher has few coordinates, instead of
+        directions that spread over all coordinates. The ODE is then known for linear students.
 
     Returns
     -------
@@ -113,7 +119,14 @@ def sign() -> Update:
     sign()
     """
     equations = (step_equation(r"\operatorname{sgn}\left(G\right)"),)
-    return Update(Law("sign", _sign, jumps=True, equations=equations, **COORDINATEWISE))
+    axes = checks.flag("axes", axes)
+    law = Law("sign", _sign, jumps=True, equations=equations, axes=axes, **COORDINATEWISE)
+    return Update(law, options=_axes_option(axes))
+
+
+def _axes_option(axes: bool) -> tuple[tuple[str, bool], ...]:
+    """The option of an update whose signals are axes; its default is not stated."""
+    return (("axes", True),) if axes else ()
 
 
 def _adam(
@@ -147,7 +160,13 @@ def _adam(
 
 
 @maker
-def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: float = 0.9) -> Update:
+def adam(
+    memory: float,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    beta: float = 0.9,
+    axes: bool = False,
+) -> Update:
     """Adam, and with weight decay AdamW.
 
     ::
@@ -166,6 +185,8 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
     beta : float, default 0.9
         Factor beta1 by which a step multiplies the velocity. A fixed factor has no effect in the
         limit.
+    axes : bool, default False
+        Whether the signals are coordinate axes, as in ``sgd.updates.sign``.
 
     Returns
     -------
@@ -196,9 +217,11 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
         "weight_decay": scalar_or_schedule("weight_decay", weight_decay),
         "beta": scalar_or_schedule("beta", beta, below=1.0),
     }
+    axes = checks.flag("axes", axes)
     law = Law(
         "adam",
         _adam,
+        axes=axes,
         rows=("velocity",),
         squares=("squares",),
         scalars=("age",),
@@ -214,7 +237,7 @@ def adam(memory: float, eps: float = 1e-8, weight_decay: float = 0.0, beta: floa
         ),
         **COORDINATEWISE,
     )
-    return Update(law, hyperparameters)
+    return Update(law, hyperparameters, _axes_option(axes))
 
 
 def _rmsprop(

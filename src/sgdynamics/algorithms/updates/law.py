@@ -66,6 +66,9 @@ class Law:
         Whether the step draws ``gradient.noise()``.
     coordinatewise : bool
         Whether the step acts on each coordinate of the input space separately.
+    axes : bool
+        Whether the signals are axes of a coordinatewise step, instead of directions that spread
+        over all coordinates.
     jumps : bool
         Whether the step is discontinuous where the gradient vanishes.
     bends : str
@@ -110,6 +113,7 @@ class Law:
     allows_sphere: bool = True
     noise: bool = False
     coordinatewise: bool = False
+    axes: bool = False
     jumps: bool = False
     bends: str = ""
     bends_by_row: bool = False
