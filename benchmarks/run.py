@@ -26,6 +26,7 @@ import sequences
 import sgdynamics as sgd
 import spectra
 import sweeps
+import tops
 import wide
 from measurement import Measurement, measure_seconds
 from sgdynamics.base.random import run_keys
@@ -196,6 +197,7 @@ def measurements() -> Iterator[Measurement]:
     yield from optimisers.ratios()
     yield from protocols.ratios()
     yield from mixtures.measurements()
+    yield from tops.ratios()
     yield from wide.ratios()
     yield dmft_iteration.measure()
     yield sweeps.measure()
