@@ -26,6 +26,7 @@ import sequences
 import sgdynamics as sgd
 import spectra
 import sweeps
+import tops
 import updates_on_data
 import wide
 from measurement import Measurement, measure_seconds
@@ -198,6 +199,7 @@ def measurements() -> Iterator[Measurement]:
     yield from updates_on_data.ratios()
     yield from protocols.ratios()
     yield from mixtures.measurements()
+    yield from tops.ratios()
     yield from wide.ratios()
     yield dmft_iteration.measure()
     yield sweeps.measure()

@@ -14,6 +14,7 @@ DOCUMENTS = (
     "scaling_laws",
     "several_inputs",
     "sparsity",
+    "tops",
 )
 FIGURES = [
     (entry.document, entry.number) for entry in gallery.ENTRIES if entry.document in DOCUMENTS

@@ -146,3 +146,16 @@ def test_real_data_trains_and_names_a_missing_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     with pytest.raises(SystemExit, match=r"pip install 'sgdynamics\[data\]'"):
         real.digits()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("library", "module"), [("equinox", "equinox"), ("flax", "flax"), ("torch", "torch")]
+)
+def test_networks_of_other_libraries_follow_their_theory(library, module, capsys):
+    pytest.importorskip(module)
+    losses, theory = example("any_network").compare(library)
+    assert "top of the" in capsys.readouterr().out
+    error = losses.std(ddof=1) / np.sqrt(len(losses))
+    # a gap of order 1/d, and the noise of the trainings
+    assert abs(losses.mean() - theory) < 6 * error + 0.02 * theory

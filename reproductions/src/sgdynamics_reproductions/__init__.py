@@ -21,6 +21,7 @@ from sgdynamics_reproductions import (
     scaling_laws,
     several_inputs,
     sparsity,
+    tops,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "scaling_laws",
     "several_inputs",
     "sparsity",
+    "tops",
 ]
