@@ -25,6 +25,7 @@ import protocols
 import sequences
 import sgdynamics as sgd
 import spectra
+import statics
 import sweeps
 import wide
 from measurement import Measurement, measure_seconds
@@ -197,6 +198,7 @@ def measurements() -> Iterator[Measurement]:
     yield from protocols.ratios()
     yield from mixtures.measurements()
     yield from wide.ratios()
+    yield from statics.curves()
     yield dmft_iteration.measure()
     yield sweeps.measure()
 

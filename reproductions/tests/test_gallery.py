@@ -372,6 +372,7 @@ JUDGED = (
     "optimisers",
     "protocols",
     "epochs",
+    "statics",
 )
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sgdynamics_reproductions import gallery
 
-DOCUMENTS = ("epochs", "optimisers", "protocols", "scaling_laws", "several_inputs")
+DOCUMENTS = ("epochs", "optimisers", "protocols", "scaling_laws", "several_inputs", "statics")
 FIGURES = [
     (entry.document, entry.number) for entry in gallery.ENTRIES if entry.document in DOCUMENTS
 ]
@@ -25,4 +25,4 @@ def test_quick_figure_reproduces_its_claim(document, number, tmp_path):
 
 def test_all_documents_have_figures():
     assert {document for document, _ in FIGURES} == set(DOCUMENTS)
-    assert len(FIGURES) == 29
+    assert len(FIGURES) == 36

@@ -19,6 +19,7 @@ from sgdynamics_reproductions import (
     rough_landscapes,
     scaling_laws,
     several_inputs,
+    statics,
 )
 
 __all__ = [
@@ -32,4 +33,5 @@ __all__ = [
     "rough_landscapes",
     "scaling_laws",
     "several_inputs",
+    "statics",
 ]

@@ -207,8 +207,6 @@ def solve_dmft(
             evaluate=evaluate,
         )
     algorithm = validate_fixed_data(algorithm)
-    if start is None:
-        raise checks.reject("start", start, "pass sgd.start(...) or sgd.random_start(...).")
     if isinstance(algorithm, AMP):
         call = validate_call(
             "solve_dmft",
@@ -225,6 +223,8 @@ def solve_dmft(
             evaluate=evaluate,
         )
         return state_evolution(call)
+    if start is None:
+        raise checks.reject("start", start, "pass sgd.start(...) or sgd.random_start(...).")
     if not isinstance(method, DMFT):
         raise checks.reject("method", method, "expected sgd.DMFT(...).")
     # Cells are known before the clock: save points are rounded to them.

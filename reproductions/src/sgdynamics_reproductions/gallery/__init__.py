@@ -54,6 +54,7 @@ DOCUMENTS = {
     "protocols": "Protocols "
     "(the best learning rates, replay, dropout, decay, curricula, schedules and batches)",
     "epochs": "Epochs (the worth of repeated samples, three orders of samples, unlearning)",
+    "statics": "Statics (the best possible error, hard phases, thresholds, best weight decay)",
 }
 
 LARGE = "-full_size.png"  # suffix of the picture that is drawn from stored full-size data
