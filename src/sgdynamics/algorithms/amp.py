@@ -72,6 +72,11 @@ class AMP(FixedData):
         checks.choice("estimator", self.estimator, ESTIMATORS)
         checks.choice("start", self.start, STARTS)
 
+    @property
+    def has_own_start(self) -> bool:
+        """Whether the algorithm starts by itself, so that the solver takes ``start=None``."""
+        return self.start != "overlaps"
+
     def describe(self) -> dict[str, Any]:
         return {
             "kind": type(self).__name__,

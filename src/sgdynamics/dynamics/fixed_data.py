@@ -79,7 +79,7 @@ class AMPDynamics(FixedDataDynamics):
 
     def initial_state(self, start: Any, runs: int | None = None) -> Start:
         self.passing  # noqa: B018, raises ValueError for problems without message passing
-        if self.algorithm.start != "overlaps":
+        if self.algorithm.has_own_start:
             if start is not None:
                 where = "zero weights" if self.algorithm.start == "zero" else "an eigenvector"
                 fix = (

@@ -38,6 +38,8 @@ from sgdynamics.statics.prox import ConvexLoss, convex_loss
 
 # Standard deviations up to which the posterior of a signal is integrated, panels and nodes.
 REACH, LEAST_PANELS, MOST_PANELS, NODES = 8.0, 8, 200, 8
+# Smallest variance of the signal given its field, relative to its variance.
+LEAST_VARIANCE = 1e-9
 # Cells of a grid of the signal on which a label without noise is inverted.
 CELLS = 2000
 
@@ -132,7 +134,9 @@ class MessagePassing:
         messages: Messages,
     ) -> tuple[Float[Numeric, " n"], Float[Numeric, " n"]]:
         """Return g and the contribution of each sample to d L."""
-        om, V = fields - messages.g * messages.V, messages.V
+        # without noise the signal may be known completely, where g = 0/0
+        V = jnp.maximum(messages.V, LEAST_VARIANCE * _variance(parameters)).astype(fields.dtype)
+        om = fields - messages.g * V
 
         def label(signal: Numeric, draw: PyTree) -> Numeric:
             field = jnp.zeros(structure.width, fields.dtype)

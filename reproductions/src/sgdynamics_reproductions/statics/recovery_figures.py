@@ -18,7 +18,7 @@ from sgdynamics_reproductions.drawing import finish, panels
 from sgdynamics_reproductions.statics import learners
 from sgdynamics_reproductions.statics.comparison import comparison, draw_comparison
 
-AMP_POINTS, AMP_STEPS, AMP_FIRST = (0.8, 1.0, 1.5), 20, 0.4
+AMP_POINTS, AMP_STEPS, AMP_FIRST = (0.8, 1.6), 14, 0.4
 COMMITTEE_POINTS, COMMITTEE_STEPS, COMMITTEE_FIRST = (1.5, 3.0, 4.0), 40, 0.2
 LINKS = ("abs(z)", "z^2 with noise 1", "sign(z^2 - 1)")
 MULTIPLES = (2.0, 4.0)  # samples of the runs, in units of the threshold
@@ -52,7 +52,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     >>> fig, data = statics.figure_2(quick=True)  # doctest: +SKIP
     """
     seed = checks.integer("seed", seed, 0)
-    d, count = (250, 10) if quick else (1000, 20)
+    d, count = (250, 16) if quick else (1000, 20)
     problem = TeacherStudent(width=1, activation="linear", teacher_activation="abs")
     alpha, points = np.linspace(0.4, 1.5, 56), np.array(AMP_POINTS)
     curve, at_points = bayes_optimal(problem, alpha), bayes_optimal(problem, points)
