@@ -25,6 +25,7 @@ import protocols
 import sequences
 import sgdynamics as sgd
 import spectra
+import statics
 import sweeps
 import tops
 import updates_on_data
@@ -201,6 +202,7 @@ def measurements() -> Iterator[Measurement]:
     yield from mixtures.measurements()
     yield from tops.ratios()
     yield from wide.ratios()
+    yield from statics.curves()
     yield dmft_iteration.measure()
     yield sweeps.measure()
 

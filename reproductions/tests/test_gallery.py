@@ -375,6 +375,7 @@ JUDGED = (
     "epochs",
     "sparsity",
     "tops",
+    "statics",
 )
 
 

@@ -151,8 +151,10 @@ BROKEN = [
         "the rate of 8 layers is twice as large",
         change_best("best_rate", -1, 2.0),
     ),
-    Break(judges.spread, scattered, "mean of runs", "runs 20% above", scale("excess_runs", 1.2)),
-    Break(judges.spread, scattered, "1/sqrt(d)", "the spread does not fall", constant_spread),
+    Break(
+        judges.spread, scattered_runs, "mean of runs", "runs 20% above", scale("excess_runs", 1.2)
+    ),
+    Break(judges.spread, scattered_runs, "1/sqrt(d)", "the spread does not fall", constant_spread),
     Break(
         judges.lazy_to_rich,
         richness,

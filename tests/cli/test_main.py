@@ -417,10 +417,26 @@ def test_examples_state_what_can_be_computed(name):
         assert problem_files.sweep_call(record)[0] == "solve_ode"
 
 
+def test_message_passing_has_no_start():
+    record = problem_files.read(EXAMPLES / "message_passing.toml")
+    plan = problem_files.plan(record)
+    assert plan.start is None
+    assert set(plan.calls) == {"dmft", "direct"}
+    with pytest.raises(ValueError, match="starts by itself"):
+        problem_files.plan(record | {"start": {"M": [[0.1]], "Q": [[0.1]]}})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    ["committee.toml", "persistent_sgd.toml", "epochs.toml", "many_epochs.toml", "power_law.toml"],
+    [
+        "committee.toml",
+        "persistent_sgd.toml",
+        "epochs.toml",
+        "many_epochs.toml",
+        "message_passing.toml",
+        "power_law.toml",
+    ],
 )
 def test_examples_agree_with_theory(name, tmp_path):
     outcome = answer("run", EXAMPLES / name, "--out", tmp_path)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy import stats
 
 import sgdynamics as sgd
 from sgdynamics.results.datasets import problem_of
@@ -153,6 +154,45 @@ def test_information_agrees_with_brute_force():
         assert pytest.approx(J, rel=1e-3) == channel.information(q).J
 
 
+@pytest.mark.parametrize(
+    ("noise", "fisher", "density"),
+    [
+        (sgd.labels.student_t(3.0, 0.4), 4 / 6 / 0.4**2, lambda x: stats.t.pdf(x, 3.0, scale=0.4)),
+        (sgd.labels.cauchy(0.3), 0.5 / 0.3**2, lambda x: stats.cauchy.pdf(x, scale=0.3)),
+        (sgd.labels.laplace(0.3), 1 / 0.3**2, lambda x: stats.laplace.pdf(x, scale=0.3)),
+    ],
+    ids=["student_t", "cauchy", "laplace"],
+)
+def test_heavy_tailed_noise(noise, fisher, density):
+    """J of y = z + noise is the Fisher information of the noise plus a normal of variance V."""
+    channel = channel_of(setup_of(teacher("linear", noise=noise)).likelihood, 1.0)
+    q, step = 0.55, 1e-4
+    x, eta = np.linspace(-40, 40, 3201), np.linspace(-5, 5, 801)
+    weights = np.exp(-(eta**2) / 2)
+    weights /= weights.sum()
+    table = density(x[:, None] - np.sqrt(1 - q) * eta)
+    Z, dZ = table @ weights, table @ (weights * eta) / np.sqrt(1 - q)
+    J = np.sum(dZ**2 / Z) * (x[1] - x[0])
+    with jax.enable_x64(True):
+        found = channel.information(q)
+        assert pytest.approx(J, rel=3e-4) == found.J
+        slope = (channel.information(q + step).psi - channel.information(q - step).psi) / (2 * step)
+        assert slope == pytest.approx(found.J / 2, rel=1e-3)
+        # nothing but the noise is left of a signal that is known
+        assert pytest.approx(fisher, rel=5e-3) == channel.information(1 - 1e-6).J
+
+
+@pytest.mark.slow
+def test_heavy_tailed_noise_has_a_floor_below_huber():
+    problem = sgd.TeacherStudent(width=1, activation="linear", noise=sgd.labels.student_t(3.0, 0.4))
+    floor = sgd.bayes_optimal(problem, [2.0])
+    fit = sgd.erm(problem, 2.0, weight_decay=0.2, loss="huber")
+    excess = 0.5 * (1 - 2 * fit.M.item() + fit.Q.item())
+    assert floor.excess_risk.item() < excess < 1.2 * floor.excess_risk.item()
+    assert floor.risk.item() == pytest.approx(floor.excess_risk.item() + 0.24)
+    assert floor.attrs["error_quadrature"] < 1e-8
+
+
 def test_committee_specialises():
     """Overlaps q+ = q11 + q12 and q- = q11 - q12 of two sign units."""
     result = sgd.bayes_optimal(COMMITTEE, [2.0, 2.5, 3.0, 4.0])
@@ -212,7 +252,11 @@ def test_results_record_their_problem(tmp_path):
         (teacher("sign"), -1.0, "samples_per_dimension"),
         (sgd.MultiIndex(lambda z: z[0] * z[1]), 1.0, "without noise"),
         (sgd.MultiIndex(lambda z: z[0] * z[3], directions=4, noise=0.1), 1.0, "At most 3"),
-        (teacher("linear", noise=sgd.labels.laplace(0.3)), 1.0, "heavy-tailed"),
+        (
+            teacher("linear", teacher_width=2, noise=sgd.labels.laplace(0.3)),
+            1.0,
+            "heavy-tailed noise is supported for labels of one signal",
+        ),
         (sgd.GaussianMixture("xor"), 1.0, "is not known"),
         (sgd.models.sequence_single_index(), 1.0, "several|signals|law"),
     ],

@@ -21,6 +21,7 @@ from sgdynamics_reproductions import (
     scaling_laws,
     several_inputs,
     sparsity,
+    statics,
     tops,
 )
 
@@ -37,5 +38,6 @@ __all__ = [
     "scaling_laws",
     "several_inputs",
     "sparsity",
+    "statics",
     "tops",
 ]

@@ -9,7 +9,7 @@ from sgdynamics.algorithms.fixed_data import ALGORITHMS, FixedData
 from sgdynamics.base import checks, pytrees
 
 ESTIMATORS = ("bayes", "erm")
-STARTS = ("zero", "overlaps")
+STARTS = ("zero", "spectral", "overlaps")
 
 
 @pytrees.register_parameters("samples_per_dimension")
@@ -35,7 +35,10 @@ class AMP(FixedData):
         the problem; w converges to the minimiser of ``sgd.erm`` with the problem's weight decay.
     start : str, default "zero"
         "zero": w = 0, which learns where the mean of a label depends on the signal; the argument
-        ``start`` of the solver is then None. "overlaps": the argument ``start`` of the solver.
+        ``start`` of the solver is then None. "spectral": the top eigenvector of X^T T(y) X with
+        ``T = 1 - rho/E[z^2 | y]``, by power iteration, for even labels and inputs with one
+        eigenvalue; its sign, which the labels do not determine, is that of the signal.
+        "overlaps": the argument ``start`` of the solver.
 
     Raises
     ------
@@ -46,7 +49,8 @@ class AMP(FixedData):
     -----
     One step counts as t = 1. Use it with ``sgd.simulate`` and with ``sgd.solve_dmft``, which then
     solves the state evolution, step by step. Sources: Donoho, Maleki and Montanari (2009), Rangan
-    (2011), Javanmard and Montanari (2013), Barbier et al. (2019).
+    (2011), Javanmard and Montanari (2013), Barbier et al. (2019). Spectral start: Mondelli and
+    Venkataramanan (2021).
 
     Examples
     --------
@@ -68,6 +72,11 @@ class AMP(FixedData):
         super().__post_init__()
         checks.choice("estimator", self.estimator, ESTIMATORS)
         checks.choice("start", self.start, STARTS)
+
+    @property
+    def has_own_start(self) -> bool:
+        """Whether the algorithm starts by itself, so that the solver takes ``start=None``."""
+        return self.start != "overlaps"
 
     def describe(self) -> dict[str, Any]:
         return {

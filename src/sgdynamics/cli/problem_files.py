@@ -27,6 +27,7 @@ import jax
 import numpy as np
 import xarray as xr
 
+from sgdynamics.algorithms.amp import AMP
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.analysis import exit_times
@@ -173,6 +174,8 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
         for key in ("problem", "algorithm")
     )
     has_start = problem.get("kind") not in STATING_START
+    if algorithm.get("kind") == "AMP":
+        has_start = algorithm["start"] == "overlaps"
     first: Any = start_from(result, 0) if has_start else None
     if not has_start:
         overlaps = {}
@@ -255,7 +258,11 @@ def plan(record: Mapping[str, Any]) -> RunPlan:
     save_points = _save_points("[run]", table)
     for name in names:
         _check_clock(name, methods[name][1], next(iter(save_points)))
-    start = _start(problem, record, table)
+    has_own_start = isinstance(algorithm, AMP) and algorithm.has_own_start
+    start = None if has_own_start else _start(problem, record, table)
+    if has_own_start and "start" in record:
+        fix = "this algorithm starts by itself. Remove [start], or set start = 'overlaps'"
+        raise checks.reject("[start]", record["start"], fix)
     return RunPlan(dict(record), problem, algorithm, start, save_points, calls)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -21,6 +22,7 @@ from sgdynamics.fixed_data.direct_epochs import DirectEpochs
 from sgdynamics.fixed_data.exact import ExactFixedData
 from sgdynamics.fixed_data.gradient_calls import gradient_calls
 from sgdynamics.fixed_data.message_passing import MessagePassing
+from sgdynamics.fixed_data.spectral_start import SpectralStart, spectral_start
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.results.clock import Clock
@@ -134,15 +136,28 @@ class AMPDynamics(FixedDataDynamics):
 
     def initial_state(self, start: Any, runs: int | None = None) -> Start:
         self.passing  # noqa: B018, raises ValueError for problems without message passing
-        if self.algorithm.start == "zero":
+        if self.algorithm.has_own_start:
             if start is not None:
+                where = "zero weights" if self.algorithm.start == "zero" else "an eigenvector"
                 fix = (
-                    "this algorithm starts at zero weights. Use start=None, or "
+                    f"this algorithm starts at {where}. Use start=None, or "
                     "sgd.AMP(start='overlaps')"
                 )
                 raise checks.reject("start", type(start).__name__, fix)
             start = zero_start(self.definition)
+            if self.spectral is not None:
+                gram = np.asarray(self.definition.gram)[None]
+                overlaps = self.spectral.cosine2 * gram
+                start = replace(start, M_blocks=overlaps, Q_blocks=overlaps)
         return super().initial_state(start, runs)
+
+    @cached_property
+    def spectral(self) -> SpectralStart | None:
+        """The spectral start, if the algorithm has one."""
+        if self.algorithm.start != "spectral":
+            return None
+        alpha = float(self.algorithm.samples_per_dimension)
+        return spectral_start(self.definition, self.passing, alpha)
 
     @cached_property
     def passing(self) -> MessagePassing:
@@ -165,11 +180,13 @@ class AMPDynamics(FixedDataDynamics):
     ) -> Simulator:
         arguments = (self.definition, self.algorithm, initial_state, dimension, block_sizes)
         if method == "direct":
-            return DirectFixedData(*arguments, dtype, seed, shared_data, self.passing)
+            return DirectFixedData(
+                *arguments, dtype, seed, shared_data, self.passing, self.spectral
+            )
         if shared_data:
             fix = "the exact law keeps no data set to share: take method='direct'"
             raise checks.reject("shared_data", shared_data, fix)
-        return ExactFixedData(*arguments, seed, self.passing)
+        return ExactFixedData(*arguments, seed, self.passing, self.spectral)
 
 
 def zero_start(problem: Problem) -> Start:

@@ -38,6 +38,13 @@ from sgdynamics.fixed_data.direct_steps import (
 )
 from sgdynamics.fixed_data.message_passing import MessagePassing, Messages, first_messages
 from sgdynamics.fixed_data.setup import InitialWeights
+from sgdynamics.fixed_data.spectral_start import (
+    SpectralStart,
+    linear_passing,
+    power_keys,
+    random_direction,
+    rescaled,
+)
 from sgdynamics.fixed_data.update_memory import UpdateMemory, first_memory
 from sgdynamics.problems.frames import compressed_rows, place_signals, signal_frames
 from sgdynamics.problems.losses import Loss
@@ -85,7 +92,11 @@ class DirectFixedData(Simulator):
         seed: int = 0,
         shared_data: bool = False,
         passing: MessagePassing | None = None,
+        spectral: SpectralStart | None = None,
     ) -> None:
+        if spectral is not None:
+            start = random_direction(problem, start)
+        self.problem, self.spectral = problem, spectral
         self.structure, self.seed = problem.structure, seed
         self.stored = np.dtype(dtype)  # of the inputs
         self.dtype = np.dtype(COMPUTATION.get(dtype, dtype))  # of all else
@@ -214,7 +225,30 @@ class DirectFixedData(Simulator):
         if self.first_messages is not None:
             messages = (jnp.asarray(leaf[chosen], self.dtype) for leaf in self.first_messages)
             state = state._replace(messages=Messages(*messages))
+        if self.spectral is not None:
+            state = self._iterate_power(state, keys, self.spectral)
         return state._replace(first_risk=jnp.asarray(self.train_risk(state)))
+
+    def _iterate_power(self, state: Weights, keys: RandomKeys, spectral: SpectralStart) -> Weights:
+        """The spectral start from random directions."""
+        passing = self.options.passing
+        assert passing is not None
+        state, _, _ = advance_on_data(
+            self.structure,
+            self.options._replace(passing=linear_passing(passing, spectral)),
+            Observer(None, self.edges),
+            self.context,
+            self.data,
+            state,
+            power_keys(keys),
+            np.int64(0),
+            np.int64(spectral.steps(self.dimension)),
+        )
+        frame = np.asarray(self.parameters["frame"], np.float64)
+        rows = np.asarray(state.rows, np.float64)
+        M, Q = direct_overlaps(np, self.structure.signals, self.edges, frame, rows)
+        moved, messages = rescaled(self.problem, spectral, state.rows, state.messages, M, Q)
+        return state._replace(rows=moved, messages=messages)
 
     def restore(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> Weights:
         state = super().restore(chosen, leaves, now)

@@ -6,6 +6,7 @@ The data are drawn only along the directions that the algorithm has used
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -26,6 +27,13 @@ from sgdynamics.fixed_data.setup import (
     InitialWeights,
     Setup,
     StepParameters,
+)
+from sgdynamics.fixed_data.spectral_start import (
+    SpectralStart,
+    linear_passing,
+    power_keys,
+    random_direction,
+    rescaled,
 )
 from sgdynamics.problems.frames import compressed_rows, signal_frames
 from sgdynamics.problems.overlap_starts import Start
@@ -54,10 +62,14 @@ class ExactFixedData(Simulator):
         block_sizes: np.ndarray,
         seed: int,
         passing: MessagePassing | None = None,
+        spectral: SpectralStart | None = None,
     ) -> None:
         law, calls = algorithm.law, 1
         if algorithm.update is not None:
             calls = count_calls(algorithm.update, problem.structure)
+        if spectral is not None:
+            start = random_direction(problem, start)
+        self.problem, self.spectral = problem, spectral
         self.setup = Setup(
             problem.structure,
             algorithm.selects,
@@ -97,7 +109,27 @@ class ExactFixedData(Simulator):
         if self.first_messages is None:
             return state
         messages = Messages(*(jnp.asarray(leaf[chosen]) for leaf in self.first_messages))
-        return state._replace(messages=messages)
+        state = state._replace(messages=messages)
+        return state if self.spectral is None else self._iterate_power(state, keys, self.spectral)
+
+    def _iterate_power(
+        self, state: ConditionedState, keys: RandomKeys, spectral: SpectralStart
+    ) -> ConditionedState:
+        """The spectral start from random directions."""
+        setup = replace(self.setup, passing=linear_passing(self.setup.passing, spectral))
+        state, _ = conditioning.advance(
+            setup,
+            self.step_parameters,
+            self.largest_capacity,
+            state,
+            power_keys(keys),
+            0,
+            spectral.steps(int(self.step_parameters.block_sizes.sum())),
+        )
+        overlaps = _observe(setup, self.step_parameters.parameters, state)
+        M, Q = (np.asarray(overlaps[name]) for name in ("M", "Q"))
+        rows, messages = rescaled(self.problem, spectral, state.rows, state.messages, M, Q)
+        return state._replace(rows=rows, messages=messages)
 
     def advance(
         self,

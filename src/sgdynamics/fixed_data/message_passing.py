@@ -39,6 +39,8 @@ from sgdynamics.statics.prox import ConvexLoss, convex_loss
 
 # Standard deviations up to which the posterior of a signal is integrated, panels and nodes.
 REACH, LEAST_PANELS, MOST_PANELS, NODES = 8.0, 8, 200, 8
+# Smallest variance of the signal given its field, relative to its variance.
+LEAST_VARIANCE = 1e-9
 # Cells of a grid of the signal on which a label without noise is inverted.
 CELLS = 2000
 
@@ -62,11 +64,15 @@ class MessagePassing:
         Loss of the prox.
     panels : int
         Panels of the integral over a signal; 0 if labels without noise are inverted.
+    linear : float, optional
+        Squared cosine c of the estimate with the signal, for steps that are linear in om, the power
+        iteration of the spectral start (`spectral_start`).
     """
 
     law: LabelDistribution | None
     loss: ConvexLoss | None
     panels: int = LEAST_PANELS
+    linear: float | None = None
 
     @classmethod
     @float64
@@ -127,7 +133,9 @@ class MessagePassing:
         messages: Messages,
     ) -> tuple[Float[Numeric, " n"], Float[Numeric, " n"]]:
         """Return g and the contribution of each sample to d L."""
-        om, V = fields - messages.g * messages.V, messages.V
+        # without noise the signal may be known completely, where g = 0/0
+        V = jnp.maximum(messages.V, LEAST_VARIANCE * _variance(parameters)).astype(fields.dtype)
+        om = fields - messages.g * V
 
         def label(signal: Numeric, draw: PyTree) -> Numeric:
             field = jnp.zeros(structure.width, fields.dtype)
@@ -137,17 +145,30 @@ class MessagePassing:
         if self.loss is not None:
             g = (self.loss.prox(om, y, V) - om) / V
             return g, (1.0 - self.loss.slope(om, y, V)) / V
-        if self.panels == 0:
-            mean = self._mean_without_noise(parameters, y, om, V)
-        else:
-            mean = self._posterior_mean(parameters, y, om, V)
-        g = (mean - om) / V
+        if self.linear is not None:
+            gain = self.linear_gain(parameters, y)
+            return gain * om, -gain
+        g = (self.posterior_moment(parameters, y, om, V) - om) / V
         return g, g**2
 
-    def _posterior_mean(
-        self, parameters: Parameters, y: Numeric, om: Numeric, V: Scalar
+    def linear_gain(self, parameters: Parameters, y: Float[Numeric, " n"]) -> Float[Numeric, " n"]:
+        """Return H/(1 + c H)/rho with H = E[z^2 | y]/rho - 1."""
+        rho = _variance(parameters)
+        H = self.posterior_moment(parameters, y, jnp.zeros_like(y), rho, 2) / rho - 1.0
+        return H / (1.0 + self.linear * H) / rho
+
+    def posterior_moment(
+        self, parameters: Parameters, y: Numeric, om: Numeric, V: Scalar, power: int = 1
     ) -> Float[Numeric, " n"]:
-        """E[z | y, om] for z ~ N(om, V), on panels broken at the kinks of the law."""
+        """Return E[z^power | y, om] for z ~ N(om, V)."""
+        if self.panels == 0:
+            return self._moment_without_noise(parameters, y, om, V, power)
+        return self._moment_on_panels(parameters, y, om, V, power)
+
+    def _moment_on_panels(
+        self, parameters: Parameters, y: Numeric, om: Numeric, V: Scalar, power: int
+    ) -> Float[Numeric, " n"]:
+        """The moment by panels that are broken at the kinks of the law."""
         law = self.law
         assert law is not None
         width = jnp.sqrt(V)
@@ -172,12 +193,15 @@ class MessagePassing:
         z = om[:, None] + width * eta
         logs = jax.vmap(jax.vmap(log_chance, in_axes=(None, 0)))(y, z) - 0.5 * eta**2
         density = mass * jnp.exp(logs - jnp.max(logs, axis=1, keepdims=True))
-        return om + width * jnp.sum(density * eta, axis=1) / jnp.sum(density, axis=1)
+        total = jnp.sum(density, axis=1)
+        if power == 1:  # om apart, which keeps its digits for small V
+            return om + width * jnp.sum(density * eta, axis=1) / total
+        return jnp.sum(density * z**power, axis=1) / total
 
-    def _mean_without_noise(
-        self, parameters: Parameters, y: Numeric, om: Numeric, V: Scalar
+    def _moment_without_noise(
+        self, parameters: Parameters, y: Numeric, om: Numeric, V: Scalar, power: int
     ) -> Float[Numeric, " n"]:
-        """E[z | f(z) = y, om]: the roots of f = y on a grid, weighted by N(z; om, V)/|f'|."""
+        """The moment by the roots of f = y on a grid, weighted by N(z; om, V)/|f'|."""
         law = self.law
         assert isinstance(law, AdditiveLaw)
         reach = 9.0 * jnp.sqrt(_variance(parameters))
@@ -200,19 +224,22 @@ class MessagePassing:
         density = jnp.exp(logs - jnp.where(jnp.isfinite(peak), peak, 0.0))
         total = jnp.sum(density, axis=1)
         nearest = grid[jnp.argmin(jnp.abs(f - y[:, None]), axis=1)]
-        mean = jnp.sum(density * position, axis=1) / jnp.where(total > 0, total, 1.0)
-        return jnp.where(total > 0, mean, nearest)
+        mean = jnp.sum(density * position**power, axis=1) / jnp.where(total > 0, total, 1.0)
+        return jnp.where(total > 0, mean, nearest**power)
 
     def shrinkage(
         self, parameters: Parameters, fractions: Numeric, alpha: Scalar, L: Scalar
     ) -> tuple[Float[Numeric, " blocks"], Scalar]:
         """Return s_b of each block, and the next V."""
         eigenvalues = jnp.asarray(input_covariance.eigenvalues(parameters))
+        if self.linear is not None:
+            V = (1.0 - self.linear) * _variance(parameters)
+            return V / eigenvalues, V
         if self.loss is not None:
             factors = 1.0 / (alpha * parameters["weight_decay"] + eigenvalues * L)
         else:
-            power = jnp.asarray(parameters["gram"])[:, 0, 0]
-            factors = power / (fractions + power * eigenvalues * L)
+            gram = jnp.asarray(parameters["gram"])[:, 0, 0]
+            factors = gram / (fractions + gram * eigenvalues * L)
         return factors, jnp.sum(eigenvalues * fractions * factors)
 
 

@@ -124,11 +124,19 @@ class AdditiveLaw(LabelDistribution):
     def log_p(
         self, y: Float[Numeric, ""], signals: Float[Numeric, " K"], parameters: Parameters
     ) -> Float[Numeric, ""]:
-        scale = self._scale(parameters)
+        scale = self.scale(parameters)
         x = (y - self.function(signals, parameters)) / scale
-        if self.noise_law is None:
+        if self.noise_law is None:  # without underflow
             return -0.5 * x**2 - jnp.log(scale) - 0.5 * math.log(2 * math.pi)
-        return jnp.log(laws.density(self.noise_law, parameters["noise_law"], x) / scale)
+        return jnp.log(self.standard_density(x, parameters) / scale)
+
+    def standard_density(
+        self, x: Float[Numeric, "*s"], parameters: Parameters
+    ) -> Float[Numeric, "*s"]:
+        """Return the density of the noise at x times its scale, times the scale."""
+        if self.noise_law is None:
+            return jnp.exp(-0.5 * x**2) / math.sqrt(2 * math.pi)
+        return laws.density(self.noise_law, parameters["noise_law"], x)
 
     def draw(
         self, signals: Float[Numeric, " K"], normal: Float[Numeric, ""], parameters: Parameters
@@ -136,10 +144,16 @@ class AdditiveLaw(LabelDistribution):
         noise = normal
         if self.noise_law is not None:
             noise = laws.draw_from_normal(self.noise_law, parameters["noise_law"], normal)
-        return self.function(signals, parameters) + self._scale(parameters) * noise
+        return self.function(signals, parameters) + self.scale(parameters) * noise
 
-    def _scale(self, parameters: Parameters) -> Float[Numeric, ""]:
-        """Scale of the standard law of the noise."""
+    def has_variance(self, parameters: Parameters) -> bool:
+        """Return whether the variance of the noise is finite."""
+        if self.noise_law is None:
+            return True
+        return bool(np.isfinite(laws.half_moments(self.noise_law, parameters["noise_law"])[1]))
+
+    def scale(self, parameters: Parameters) -> Float[Numeric, ""]:
+        """Return the scale of the standard law of the noise."""
         scale = jnp.sqrt(parameters["noise"])
         return scale if self.noise_law is None else scale * parameters["noise_law"]["unit"]
 

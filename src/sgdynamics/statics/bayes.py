@@ -12,6 +12,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.precision import float64
 from sgdynamics.base.support import require
+from sgdynamics.problems.likelihoods import AdditiveLaw
 from sgdynamics.problems.problem import Problem
 from sgdynamics.results.datasets import encode
 from sgdynamics.statics.bayes_curve import bayes_curve
@@ -145,6 +146,10 @@ def require_states(problem: Problem, setup: Setup) -> None:
             f"the labels depend on {setup.directions} signals. At most {MOST_SIGNALS} are supported"
         )
         raise checks.reject("problem", problem.kind, fix)
+    law = setup.likelihood.law
+    if isinstance(law, AdditiveLaw) and law.noise_law is not None:
+        fix = "heavy-tailed noise is supported for labels of one signal. Give a variance"
+        raise checks.reject("noise", law.noise_law, fix)
     if setup.likelihood.kind == "additive" and setup.likelihood.noise == 0.0:
         fix = (
             "without noise the labels of several signals fix a surface in the signals, which no "

@@ -21,7 +21,6 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special
 
-from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, Parameters
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations.nodes import gauss_legendre
@@ -46,6 +45,8 @@ RESIDUAL_PANELS = 14
 # Below this ratio of sqrt V to the smallest scale of z the label is resolved locally.
 LOCAL = 0.3
 TINY = 1e-290
+# Ends of panels in the tails of heavy-tailed noise, relative to the reach of the bulk.
+TAIL = np.geomspace(1.0, 1e10, 41)
 # Newton steps from a root that is interpolated in a table.
 ROOT_STEPS = 2
 
@@ -271,6 +272,9 @@ class AdditiveChannel(Channel):
         self.kinks = self.f.kinks
         self.noise = likelihood.noise
         self.end = 0.0
+        law = likelihood.law
+        assert isinstance(law, AdditiveLaw)
+        self.variance = self.noise if law.has_variance(likelihood.parameters) else np.inf
 
     def errors(self, q: float) -> dict[str, float]:
         """The risk E(y - E[y | data])^2/2 of a new sample and its excess over noise/2."""
@@ -282,7 +286,7 @@ class AdditiveChannel(Channel):
             eta, inner = self.residual_nodes(om, width, "fine")
             mean = np.sum(inner * self.f(om[:, None] + width * eta), axis=1)
         excess = 0.5 * float(self._square - weights @ mean**2)
-        return {"excess_risk": excess, "risk": excess + 0.5 * self.noise}
+        return {"excess_risk": excess, "risk": excess + 0.5 * self.variance}
 
     @cached_property
     def _square(self) -> float:
@@ -292,7 +296,7 @@ class AdditiveChannel(Channel):
 
 
 class NoisyChannel(AdditiveChannel):
-    """Gaussian noise: Z = N L, with N the posterior of z at each om and L the law of y at each z.
+    """Noise: Z = N L, with N the posterior of z at each om and L the law of y at each z.
 
     For small V the labels of one om lie close to f(om), and have nodes of their own.
     """
@@ -301,37 +305,47 @@ class NoisyChannel(AdditiveChannel):
         super().__init__(likelihood, rho)
         law = likelihood.law
         assert isinstance(law, AdditiveLaw)
-        if law.noise_law is not None:
-            fix = (
-                "heavy-tailed label noise is not supported here. Give the variance of Gaussian "
-                "noise."
-            )
-            raise checks.reject("noise", law.noise_law, fix)
+        self.law = law
+        self.sigma = float(law.scale(likelihood.parameters))
+        # panels of the noise beyond the bulk, in units of sigma: none for Gaussian noise
+        self.tail = np.zeros(0) if law.noise_law is None else GRID_REACH * TAIL
         # the distance in z over which the law of y changes, at each z
         z = np.linspace(-self.f.reach, self.f.reach, 2001)
         self.grid, self.slopes = z, np.abs(np.nan_to_num(self.f.slope(z)))
-        self.scale = np.sqrt(self.noise) / max(1e-12, float(np.max(self.slopes[np.abs(z) < 6])))
+        self.scale = self.sigma / max(1e-12, float(np.max(self.slopes[np.abs(z) < 6])))
 
     def information(self, q: float, resolution: str = "fine") -> Information:
         width = np.sqrt(self.rho - q)
         local = width < LOCAL * self.scale
         return self._local(q, resolution) if local else self._global(q, resolution)
 
+    def density(self, x: np.ndarray) -> np.ndarray:
+        """Density of the noise at sigma x, times sigma."""
+        if self.law.noise_law is None:
+            return normal_density(x)
+        with jax.enable_x64(True):
+            return np.asarray(self.law.standard_density(x, self.likelihood.parameters))
+
     def _local(self, q: float, resolution: str) -> Information:
         """Labels y = f(om) + spread u with nodes u of their own at each om."""
         om, weights = self.om_nodes(q, resolution)
-        width, sigma = np.sqrt(self.rho - q), np.sqrt(self.noise)
+        width, sigma = np.sqrt(self.rho - q), self.sigma
         eta, inner = self.residual_nodes(om, width, resolution)
         means = self.f(om[:, None] + width * eta)
         reach = np.max(np.abs(means - self.f(om)[:, None]) * (np.abs(eta) < 9), axis=1)
-        u, du = panels(np.linspace(-1.0, 1.0, 9), ORDERS[resolution][1])
+        edges = np.linspace(-1.0, 1.0, 9)
+        if len(self.tail):
+            # a density with a kink at 0 is smooth over the width of the posterior only
+            inner_edges = np.geomspace(1e-4, 0.5, 9)
+            outside = self.tail / GRID_REACH
+            edges = np.concatenate([edges, inner_edges, -inner_edges, outside, -outside])
+        u, du = panels(np.unique(edges), ORDERS[resolution][1])
         spread = FURTHEST * sigma + reach
         J = psi = 0.0
         for first in range(0, len(om), 64):
             chunk = slice(first, first + 64)
             y = self.f(om[chunk])[:, None] + spread[chunk, None] * u
-            x = (y[:, None, :] - means[chunk, :, None]) / sigma
-            law = np.exp(-0.5 * x**2) / (np.sqrt(2 * np.pi) * sigma)
+            law = self.density((y[:, None, :] - means[chunk, :, None]) / sigma) / sigma
             Z = np.einsum("nm,nmy->ny", inner[chunk], law)
             dZ = np.einsum("nm,nmy->ny", inner[chunk] * eta[chunk], law) / width
             own = weights[chunk, None] * spread[chunk, None] * du
@@ -342,12 +356,12 @@ class NoisyChannel(AdditiveChannel):
     def _global(self, q: float, resolution: str) -> Information:
         """One grid of z and one of y for all om."""
         om, weights = self.om_nodes(q, resolution)
-        width, sigma = np.sqrt(self.rho - q), np.sqrt(self.noise)
+        width, sigma = np.sqrt(self.rho - q), self.sigma
         order = ORDERS[resolution][1]
         z, dz = panels(self._z_edges(width), order)
         means = self.f(z)
         y, dy = panels(self._y_edges(means), order)
-        law = np.exp(-0.5 * ((y - means[:, None]) / sigma) ** 2) / (np.sqrt(2 * np.pi) * sigma)
+        law = self.density((y - means[:, None]) / sigma) / sigma
         x = (z - om[:, None]) / width
         posterior = normal_density(x) * dz / width
         Z, dZ = posterior @ law, (posterior * x) @ law / width
@@ -357,7 +371,7 @@ class NoisyChannel(AdditiveChannel):
 
     def _z_edges(self, width: float) -> np.ndarray:
         """Panels of z, not longer than the scales of the posterior and of the law of y."""
-        longest = 2.0 * np.minimum(width, np.sqrt(self.noise) / np.maximum(self.slopes, 1e-12))
+        longest = 2.0 * np.minimum(width, self.sigma / np.maximum(self.slopes, 1e-12))
         # the number of panels up to each point of the grid
         density = np.interp(self.grid, self.grid, 1.0 / np.maximum(longest, 1e-3))
         counts = np.concatenate([[0.0], np.cumsum(0.5 * (density[1:] + density[:-1]))])
@@ -370,9 +384,11 @@ class NoisyChannel(AdditiveChannel):
 
     def _y_edges(self, means: np.ndarray) -> np.ndarray:
         """Panels of y of length 2 sqrt(noise)."""
-        sigma = np.sqrt(self.noise)
+        sigma = self.sigma
         low, high = means.min() - GRID_REACH * sigma, means.max() + GRID_REACH * sigma
-        return np.linspace(low, high, 2 + int((high - low) / (2.5 * sigma)))
+        edges = np.linspace(low, high, 2 + int((high - low) / (2.5 * sigma)))
+        tail = self.tail[1:] * sigma - GRID_REACH * sigma
+        return np.concatenate([(low - tail)[::-1], edges, high + tail])
 
 
 class NoiselessChannel(AdditiveChannel):
