@@ -136,6 +136,16 @@ TRAINED = sgd.TeacherStudent(width=2, teacher_width=1, activation="erf", head="t
 TRAINED_START = sgd.start(TRAINED, M=[[0.3], [0.1]], Q=[[0.8, 0.2], [0.2, 0.9]], a=[1.0, 0.7])
 
 
+def penalised_loss(fields, signals, head, noise_draw, overlaps):
+    output, label = (jax.scipy.special.erf(field[0] / jnp.sqrt(2.0)) for field in (fields, signals))
+    error = output - label - jnp.sqrt(0.05) * noise_draw
+    return error**2 / 2 + 0.1 * (overlaps.Q[0, 0] - 1) ** 2
+
+
+PENALISED = sgd.Problem(penalised_loss, width=1, signals=1)
+PENALISED_START = sgd.start(PENALISED, M=[[0.3]], Q=[[0.8]])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("problem", "start", "algorithm"),
@@ -151,6 +161,8 @@ TRAINED_START = sgd.start(TRAINED, M=[[0.3], [0.1]], Q=[[0.8, 0.2], [0.2, 0.9]],
         (E2, E2_START, sgd.GradientDescent(0.1, 3.0, update=U.row_adam(2, memory=0.1, beta=0.8))),
         (TRAINED, TRAINED_START, sgd.GradientDescent(0.4, 3.0, update=U.nesterov(0.6))),
         (TRAINED, TRAINED_START, sgd.GradientDescent(0.4, 3.0, update=U.clipped(0.2))),
+        (PENALISED, PENALISED_START, sgd.GradientDescent(0.5, 3.0, update=U.momentum(0.5))),
+        (PENALISED, PENALISED_START, sgd.MultiPassSGD(0.5, 3.0, batch_fraction=0.5)),
     ],
 )
 def test_exact_law_is_that_of_direct_runs(problem, start, algorithm):
@@ -166,7 +178,7 @@ def assert_close_to(result, expected, errors):
     z = (limits - expected) / np.hypot(own, errors)
     assert np.all(np.abs(z) < Z), (limits, z)
     # The errors are small enough for a comparison.
-    assert np.all(own <= 0.05 * np.abs(expected)), own
+    assert np.all(own <= 0.1 * np.abs(expected)), own
 
 
 def test_limit_of_momentum_has_the_closed_means():
@@ -189,7 +201,7 @@ NETWORKS = {
         [[0.005, 0.002], [0.014, 0.005], [0.0001, 0.0001]],
     ),
     "heavy ball, half batches": (
-        (ERF, ERF_START, sgd.MultiPassSGD(0.8, 3.0, 0.5, update=U.momentum(0.7))),
+        (ERF, ERF_START, sgd.MultiPassSGD(0.8, 3.0, batch_fraction=0.5, update=U.momentum(0.7))),
         [10, 40],
         [[1.456, 1.072], [2.438, 1.264], [0.0342, 0.0199]],
         [[0.005, 0.003], [0.016, 0.007], [0.0001, 0.0001]],
@@ -213,7 +225,7 @@ NETWORKS = {
         [[0.002, 0.004], [0.004, 0.009], [0.0001, 0.0001]],
     ),
     "average of batches": (
-        (ERF, ERF_START, sgd.MultiPassSGD(1.0, 3.0, 0.3, update=U.average(0.1))),
+        (ERF, ERF_START, sgd.MultiPassSGD(1.0, 3.0, batch_fraction=0.3, update=U.average(0.1))),
         [10, 40],
         [[0.661, 1.006], [0.676, 1.096], [0.0609, 0.0174]],
         [[0.001, 0.002], [0.001, 0.004], [0.0002, 0.0001]],
@@ -239,6 +251,12 @@ NETWORKS = {
         [10, 40],
         [[0.481, 0.648], [0.748, 0.949], [0.0384, 0.0153]],
         [[0.001, 0.002], [0.001, 0.003], [0.0002, 0.0001]],
+    ),
+    "penalty on Q": (
+        (PENALISED, PENALISED_START, sgd.GradientDescent(0.5, 3.0, update=U.momentum(0.5))),
+        [10, 40],
+        [[0.941, 0.970], [0.988, 1.013], [0.0198, 0.0168]],
+        [[0.001, 0.001], [0.001, 0.001], [0.0001, 0.0001]],
     ),
     "inertia": (
         (ERF, ERF_START, sgd.GradientDescent(0.5, 3.0, update=U.inertia(0.5, 0.02))),
@@ -312,3 +330,62 @@ def test_an_update_is_stored_with_its_algorithm():
     algorithm = sgd.MultiPassSGD(0.1, 2.0, update=U.weight_decay(0.1, of=U.momentum(0.5)))
     assert algorithm_from(algorithm.describe()).describe() == algorithm.describe()
     assert "update" not in sgd.GradientDescent().describe()
+
+
+@pytest.mark.slow
+def test_epochs_with_a_slow_velocity():
+    """Epochs of the formula file: M after 1, 2 and 4 epochs, in direct runs at d = 400."""
+    algorithm = sgd.EpochSGD(1.5, 3.0, update=U.momentum(memory=2.0))
+    options = {"cells": 48, "paths": 8192, "seed": 2, "progress": False}
+    result = sgd.solve_dmft(ERF, algorithm, ERF_START, alpha=[3.0, 6.0, 12.0], **options)
+    own = result.M_standard_error.values.ravel()
+    z = (result.M.values.ravel() - [0.911, 0.999, 1.027]) / np.hypot(own, 0.003)
+    assert np.all(np.abs(z) < Z), z
+    assert np.all(own < 0.02)
+
+
+def test_limits_of_epochs_that_are_not_known_are_rejected():
+    for update in (U.clipped(1.0), U.average(1.0), U.sam(reach=0.3)):
+        algorithm = sgd.EpochSGD(0.5, 2.0, update=update)
+        with pytest.raises(ValueError, match="limit of epochs"):
+            sgd.solve_dmft(LINEAR, algorithm, LINEAR_START, alpha=[1.0])
+
+
+def test_a_fixed_factor_in_epochs_is_a_larger_rate():
+    algorithm = sgd.EpochSGD(0.1, 2.0, update=U.momentum(0.75))
+    limit = algorithm.in_limit()
+    assert limit.update is None
+    assert limit.lr == pytest.approx(0.4)
+
+
+@pytest.mark.slow
+def test_two_times_of_momentum():
+    """At beta = 0 C and R are those of plain steps; R(t, 0) of a linear student is closed."""
+    options = {"steps": [0, 3], "paths": 1024, "two_time": True, "progress": False}
+
+    def solve(update):
+        algorithm = sgd.GradientDescent(0.4, 2.0, update=update)
+        return sgd.solve_dmft(LINEAR, algorithm, LINEAR_START, **options)
+
+    plain, without_memory, momentum = solve(None), solve(U.momentum(0.0)), solve(U.momentum(0.8))
+    for name in ("C", "R", "M", "train_risk"):
+        assert np.allclose(plain[name], without_memory[name], rtol=0, atol=1e-9), name
+    algorithm = sgd.GradientDescent(0.4, 2.0, update=U.momentum(0.8))
+    means = least_squares(algorithm, [0, 3], M=0.2, Q=0.5)
+    expected = (means.M - 1) / (0.2 - 1)
+    response = momentum["R"].values.squeeze()[:, 0]
+    error = np.maximum(momentum["R_standard_error"].values.squeeze()[:, 0], 1e-3)
+    assert np.all(np.abs(response - expected) < Z * error)
+
+
+@pytest.mark.slow
+def test_bounded_memory_with_momentum():
+    algorithm = sgd.MultiPassSGD(0.4, 3.0, batch_fraction=0.5, update=U.momentum(0.7))
+    options = {"steps": [40], "paths": 4096, "seed": 3, "progress": False}
+    full = sgd.solve_dmft(ERF, algorithm, ERF_START, **options)
+    method = sgd.DMFT(memory_directions=32)
+    bounded = sgd.solve_dmft(ERF, algorithm, ERF_START, method=method, **options)
+    for name in ("M", "Q", "train_risk"):
+        gap = np.abs(full[name] - bounded[name]).values
+        errors = [result[f"{name}_standard_error"].values for result in (full, bounded)]
+        assert np.all(gap < Z * np.hypot(*errors)), name

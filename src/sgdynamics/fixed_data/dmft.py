@@ -217,7 +217,7 @@ class Sweep:
     def supported_directions(self) -> float:
         """Directions that the paths of a replicate support: half of them, or their dimensions."""
         half = self.inputs // PATHS_PER_DIRECTION
-        if not self.setup.in_cells:
+        if not self.setup.counts_directions:
             return half
         return min(half, float(np.max(self.step_parameters.block_sizes)))
 
@@ -394,5 +394,5 @@ class Sweep:
         self.rank = max(self.rank, weight_rank - self.setup.initial_directions)
         dimensions = float(np.max(self.step_parameters.block_sizes))
         exceeds_paths = sample_rank >= self.inputs // PATHS_PER_DIRECTION
-        exceeds_dimensions = self.setup.in_cells and weight_rank >= dimensions
+        exceeds_dimensions = self.setup.counts_directions and weight_rank >= dimensions
         self.basis_is_full |= exceeds_paths or exceeds_dimensions

@@ -179,7 +179,7 @@ def step_matrices(
     paths_suffice = paths.sample_rank + index < n // PATHS_PER_DIRECTION
     is_added = (jnp.full(blocks, True) & paths_suffice[:, None]) & is_new[:, None]
     dimensions_left = sizes - (paths.weight_rank + index)[:, None]
-    if setup.in_cells:
+    if setup.counts_directions:
         is_added = is_added & (dimensions_left > 0)
     is_new = jnp.any(is_added, axis=1)
     T = jnp.where(is_new[:, None], T, 0.0)
@@ -192,9 +192,9 @@ def step_matrices(
     lower = jnp.concatenate([jnp.tril(jnp.ones((s, s))), jnp.ones((setup.noise_directions, s))])
     on_new = jnp.einsum("sg,gzb->zsb", T, gZ) * lower[:, :, None]
     square = sums.Z - jnp.sum(zP**2, axis=-1) - jnp.sum(on_new**2, axis=1)
-    if setup.in_cells:
-        # With cells the bases are a finite share of n and of d_b, as at finite d: the orthogonal
-        # part of Z has n - rank - 1 dimensions, and chi^2 its mean d_b - rank.
+    if setup.counts_directions:
+        # The bases are a finite share of n and of d_b, as at finite d: the orthogonal part of Z
+        # has n - rank - 1 dimensions, and chi^2 its mean d_b - rank.
         dimensions = (n - (paths.sample_rank + index[:z])[:, None]) - 1.0
         lengths = jnp.sqrt(jnp.maximum(dimensions_left, 0.0))
     else:

@@ -64,6 +64,15 @@ class Setup:
         )
 
     @property
+    def counts_directions(self) -> bool:
+        """Whether the bases count as a part of n and d at d -> infinity, as they do at finite d.
+
+        Cells add directions up to a share of d. An update of several gradients per step, such as
+        SAM, has a smaller bias with the count; all others have a smaller one without.
+        """
+        return self.in_cells or self.passes > 1
+
+    @property
     def row_sets(self) -> int:
         """Number of sets of p rows: the weights, and those of the update."""
         return count_row_sets(self.law)

@@ -21,10 +21,12 @@ from sgdynamics import (
 )
 from sgdynamics.base import checks
 from sgdynamics.papers.optimisers import least_squares
-from sgdynamics_reproductions.drawing import draw_runs, finish, subplots
+from sgdynamics_reproductions.drawing import draw_runs, finish, readable, subplots
 
 ALPHA, NOISE = 3.0, 0.05
 EDGE_ALPHA, EDGE_BETA = 2.0, 0.8
+# Learning rates over the edge of stability, of runs and of the line
+EDGE_RUNS, EDGE_LINE = np.array([0.9, 0.95, 1.05, 1.1]), np.linspace(0.9, 1.1, 21)
 OPTIMISERS = {
     "plain": None,
     "heavy ball": updates.momentum(0.7),
@@ -59,8 +61,8 @@ def figure_8(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     Notes
     -----
     Three samples per dimension. (a) Phase retrieval: overlap with the signal. (b) An erf unit with
-    label noise 0.05: excess risk. (c) Heavy ball on least squares: growth of the training risk from
-    step 100 to step 200 about the edge of stability, lr s_max = 2 (1 + beta). (d) Epochs with a
+    label noise 0.05: excess risk. (c) Heavy ball on least squares: growth of errors per step, from
+    step 100 to step 200, about the edge of stability, lr s_max = 2 (1 + beta). (d) Epochs with a
     velocity over d/2 steps. (e) Largest eigenvalue of the Hessian of the training loss at the end
     point of SAM. (f) Excess risk against training risk of the runs in (b).
 
@@ -102,7 +104,7 @@ def figure_8(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     epoch_runs = simulate(
         erf_unit, epochs, erf_start, alpha=epoch_alpha, seed=20 * seed + 19, **sizes
     )
-    relative, growth, growth_runs = _edge(runs, d, seed)
+    growth, growth_runs = _edge(runs, d, seed)
     sharpness = _sharpness(8 if quick else 32, d, seed)
 
     def stack(results: list, column: int, name: str) -> np.ndarray:
@@ -119,7 +121,7 @@ def figure_8(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
             "risk_runs": (run_axes, stack(erf_results, 1, "excess_risk")),
             "train": (("optimiser", "step"), stack(erf_results, 0, "train_risk")),
             "train_runs": (run_axes, stack(erf_results, 1, "train_risk")),
-            "growth": ("relative", growth),
+            "growth": ("relative_line", growth),
             "growth_runs": (("run", "relative"), growth_runs),
             "epoch_M": ("epoch", epoch_theory.M.values[0, :, 0, 0]),
             "epoch_M_error": ("epoch", epoch_theory.M_standard_error.values[0, :, 0, 0]),
@@ -129,7 +131,8 @@ def figure_8(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
         {
             "optimiser": list(OPTIMISERS),
             "step": steps,
-            "relative": relative,
+            "relative": EDGE_RUNS,
+            "relative_line": EDGE_LINE,
             "epoch": epoch_alpha / ALPHA,
             "radius": list(RADII),
         },
@@ -138,24 +141,32 @@ def figure_8(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     return _draw(data), data
 
 
-def _edge(runs: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Learning rates over the edge of stability, and the growth of the training risk there."""
+def _edge(runs: int, d: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Growth of errors about the edge of stability: closed means, and runs."""
     problem = TeacherStudent(width=1, teacher_width=1, activation="linear")
     first = start(problem, M=[[0.2]], Q=[[0.5]])
     largest = (1 + EDGE_ALPHA**-0.5) ** 2
     edge = 2 * (1 + EDGE_BETA) / largest
-    relative, growth, growth_runs = np.array([0.9, 0.95, 1.05, 1.1]), [], []
-    for number, share in enumerate(relative):
+    growth, growth_runs = [], []
+    for share in EDGE_LINE:
         update = updates.momentum(EDGE_BETA)
         algorithm = GradientDescent(share * edge, EDGE_ALPHA, update=update)
         means = least_squares(algorithm, [100, 200], M=0.2, Q=0.5)
-        growth.append(means.train_risk[1] / means.train_risk[0])
+        growth.append(_growth_per_step(means.train_risk))
+    for number, share in enumerate(EDGE_RUNS):
+        update = updates.momentum(EDGE_BETA)
+        algorithm = GradientDescent(share * edge, EDGE_ALPHA, update=update)
         options = {"dimension": d, "runs": runs, "method": "direct", "progress": False}
         direct = simulate(
             problem, algorithm, first, steps=[100, 200], seed=20 * seed + number, **options
         )
-        growth_runs.append(direct.train_risk.values[:, 1] / direct.train_risk.values[:, 0])
-    return relative, np.array(growth), np.stack(growth_runs, axis=1)
+        growth_runs.append(_growth_per_step(direct.train_risk.values.T))
+    return np.array(growth), np.stack(growth_runs, axis=1)
+
+
+def _growth_per_step(train_risk: np.ndarray) -> np.ndarray:
+    """Factor by which errors grow per step, from the training risks after 100 and 200 steps."""
+    return (train_risk[1] / train_risk[0]) ** (1 / 200)
 
 
 def _sharpness(sets: int, d: int, seed: int) -> np.ndarray:
@@ -206,15 +217,14 @@ def _draw(data: xr.Dataset) -> Any:
         )
     axes[0].set(title="phase retrieval", xlabel="step", ylabel="$M$")
     axes[1].set(title="erf unit", xlabel="step", ylabel="excess risk", yscale="log")
-    axes[2].plot(data.relative, data.growth, color="C1", label="closed means")
+    axes[2].plot(data.relative_line, data.growth, color="C1", label="closed means")
     draw_runs(axes[2], data.relative, data.growth_runs, "C1", "runs")
     axes[2].axvline(1, color="k", lw=0.8, label=r"lr $s_{\max} = 2 (1 + \beta)$")
     axes[2].axhline(1, color="0.7", lw=0.8)
     axes[2].set(
         title="edge of stability, heavy ball",
         xlabel="lr over the edge",
-        ylabel="train risk, step 200 / step 100",
-        yscale="log",
+        ylabel="growth of errors per step",
     )
     axes[3].plot(data.epoch, data.epoch_M, color="C4", label="DMFT")
     draw_runs(axes[3], data.epoch, data.epoch_M_runs, "C4", "runs")
@@ -228,6 +238,7 @@ def _draw(data: xr.Dataset) -> Any:
     axes[5].set(
         title="erf unit", xlabel="training risk", ylabel="excess risk", xscale="log", yscale="log"
     )
+    readable(axes)
     words = (
         f"a fixed data set: DMFT (lines), {data.attrs['runs']} runs at $d$ = {data.attrs['d']}"
         " (circles)"

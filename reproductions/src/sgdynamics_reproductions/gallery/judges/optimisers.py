@@ -528,8 +528,8 @@ def fixed_data(data: xr.Dataset) -> Judgement:
     findings.append(
         growth._replace(value=sign * growth.value).is_above(
             "Heavy ball on least squares grows above lr s_max = 2 (1 + beta), and decays below",
-            scale=1.0,
-            scale_words="a factor e in 100 steps",
+            scale=0.05,
+            scale_words="5% per step",
         )
     )
     sharpness = data.sharpness.values
@@ -537,8 +537,8 @@ def fixed_data(data: xr.Dataset) -> Judgement:
     findings.append(
         flatter.is_above(
             "A larger radius of SAM ends at a flatter point",
-            scale=0.5 * sharpness[0].mean(),
-            scale_words="half of the sharpness",
+            scale=0.05 * sharpness[0].mean(),
+            scale_words="5% of the sharpness",
         )
     )
     means = format_list(sharpness.mean(axis=1).round(3))
