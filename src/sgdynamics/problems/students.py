@@ -79,6 +79,17 @@ class Students(Problem):
         Probabilities of the tasks of students with several of them. Defaults to one task.
     data : str, default "shared"
         "own": each student that learns sees inputs of its own; "shared": all see the same.
+
+    Raises
+    ------
+    ValueError
+        If a student is not supported, or students have different inputs or signals.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.1)
+    >>> sgd.ensemble(problem, students=2).names
+    ('student 0', 'student 1')
     """
 
     kind: ClassVar[str] = "students"
@@ -241,6 +252,11 @@ class Students(Problem):
         -------
         Start
             Initial condition of this problem.
+
+        Raises
+        ------
+        ValueError
+            If the start does not fit a student.
         """
         first = next(iter(self.students.values())).problem
         start, count = validate_start(first, start), len(self.students)
