@@ -29,6 +29,7 @@ from sgdynamics.samples.tokens import Tokens
 
 TRUTH = "teacher"  # name of the labels of the problem itself
 DATA = ("own", "shared")
+MOST_STUDENTS = 256  # each one is compiled
 # Parameters of the inputs, which all students have in common.
 INPUT_PARAMETERS = ("gram", "eigenvalues", "fractions", "multiplicities")
 
@@ -352,7 +353,7 @@ def ensemble(problem: Problem, students: int = 4, data: str = "own") -> Students
     >>> (result.evaluated_risk[0, 0] - 0.1).values.round(5).tolist()
     [0.01028, 0.0096]
     """
-    count = checks.integer("students", students, 1)
+    count = checks.integer("students", students, 1, MOST_STUDENTS)
     check_student("ensemble", problem)
     labels = (Labels({TRUTH: 1.0}),)
     names = [f"student {number}" for number in range(count)]
