@@ -12,6 +12,8 @@ from scipy import optimize
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 
+MOST_WORKERS = 4096
+
 
 @dataclass(frozen=True, eq=False)
 class Workers:
@@ -77,7 +79,7 @@ class Workers:
             fix = "workers make plain steps of a constant rate. Use sgd.OnePassSGD(lr=, batch=)."
             raise checks.reject("algorithm", inner, fix)
         values = {
-            "workers": checks.integer("workers", self.workers, 1),
+            "workers": checks.integer("workers", self.workers, 1, MOST_WORKERS),
             "every": checks.number("every", self.every, above=0.0),
             "outer_lr": checks.number("outer_lr", self.outer_lr, above=0.0),
             "outer_momentum": checks.number("outer_momentum", self.outer_momentum, 0.0),

@@ -267,6 +267,15 @@ def _reason_of_overlaps(
     return None if reason == NO_OVERLAPS_ON_DATA else reason
 
 
+def require_many_rows(question: str, problem: object, algorithm: object) -> None:
+    """Raise ValueError if a question does not support several students or workers."""
+    for argument, value in (("problem", problem), ("algorithm", algorithm)):
+        for kind in getattr(value, "kinds", ()):
+            reason = why_not(question, kind) if kind in ("students", "workers") else None
+            if reason is not None:
+                raise checks.reject(argument, value, reason)
+
+
 def _require_moments(question: str, problem: Any, algorithm: object) -> None:
     """Raise ValueError if the label noise lacks a moment that the theory needs.
 

@@ -29,6 +29,7 @@ from sgdynamics.samples.tokens import Tokens
 
 TRUTH = "teacher"  # name of the labels of the problem itself
 DATA = ("own", "shared")
+MOST_STUDENTS = 256  # each one is compiled
 # Parameters of the inputs, which all students have in common.
 INPUT_PARAMETERS = ("gram", "eigenvalues", "fractions", "multiplicities")
 
@@ -79,6 +80,17 @@ class Students(Problem):
         Probabilities of the tasks of students with several of them. Defaults to one task.
     data : str, default "shared"
         "own": each student that learns sees inputs of its own; "shared": all see the same.
+
+    Raises
+    ------
+    ValueError
+        If a student is not supported, or students have different inputs or signals.
+
+    Examples
+    --------
+    >>> problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.1)
+    >>> sgd.ensemble(problem, students=2).names
+    ('student 0', 'student 1')
     """
 
     kind: ClassVar[str] = "students"
@@ -241,6 +253,11 @@ class Students(Problem):
         -------
         Start
             Initial condition of this problem.
+
+        Raises
+        ------
+        ValueError
+            If the start does not fit a student.
         """
         first = next(iter(self.students.values())).problem
         start, count = validate_start(first, start), len(self.students)
@@ -336,7 +353,7 @@ def ensemble(problem: Problem, students: int = 4, data: str = "own") -> Students
     >>> (result.evaluated_risk[0, 0] - 0.1).values.round(5).tolist()
     [0.01028, 0.0096]
     """
-    count = checks.integer("students", students, 1)
+    count = checks.integer("students", students, 1, MOST_STUDENTS)
     check_student("ensemble", problem)
     labels = (Labels({TRUTH: 1.0}),)
     names = [f"student {number}" for number in range(count)]

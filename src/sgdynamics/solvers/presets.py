@@ -13,6 +13,8 @@ from sgdynamics.problems.students import TRUTH
 from sgdynamics.solvers.ode import solve_ode
 from sgdynamics.solvers.stages import PREVIOUS, Stage, stages
 
+MOST_STAGES = 10_000
+
 
 def self_distillation(
     problem: Any, algorithm: Any, alpha: Any, rounds: int = 1, teacher: float = 0.0
@@ -50,7 +52,7 @@ def self_distillation(
     >>> sgd.stages(sgd.solve_ode, stages, start).excess_risk.values.round(3).tolist()
     [[0.108, 0.087]]
     """
-    rounds = checks.integer("rounds", rounds, 1)
+    rounds = checks.integer("rounds", rounds, 1, MOST_STAGES)
     labels = _shares("teacher", teacher, PREVIOUS)
     distilled = [
         Stage(problem, algorithm, alpha, labels, label_noise=0.0, start="fresh", name=name)
@@ -199,7 +201,7 @@ def model_collapse(
     [[0.0211, 0.0409, 0.0593, 0.0765]]
     [[0.0211, 0.0182, 0.0181, 0.0181]]
     """
-    generations = checks.integer("generations", generations, 2)
+    generations = checks.integer("generations", generations, 2, MOST_STAGES)
     checks.choice("start", start, ("fresh", "continue"))
     labels = _shares("real", real, PREVIOUS)
     later = [

@@ -16,6 +16,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import Function
 from sgdynamics.base.devices import choose_devices
 from sgdynamics.base.progress import meter
+from sgdynamics.base.support import require_many_rows
 from sgdynamics.results.datasets import encode
 from sgdynamics.sweeps.answers import MISSING, Stack, dataset, select_points
 from sgdynamics.sweeps.compute import batch_size
@@ -130,6 +131,7 @@ def sweep(
     (3, 2)
     """
     reject_inside_worker_start()
+    require_many_rows("sweep", problem, algorithm)
     job = Job(solver, problem, algorithm, start, arguments)
     workers, shard_of = _check_settings(workers, shard, store)
     used_devices = choose_devices(devices)
