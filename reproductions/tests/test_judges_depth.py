@@ -41,7 +41,7 @@ def depths():
 
 
 @cache
-def scattered_runs():
+def finite_runs():
     """Runs with a spread of .7/sqrt(d) about the limit."""
     sizes, limit = [100, 400, 1600], np.array([0.8, 0.5, 0.35, 0.3])
     rng = np.random.default_rng(1)
@@ -151,10 +151,8 @@ BROKEN = [
         "the rate of 8 layers is twice as large",
         change_best("best_rate", -1, 2.0),
     ),
-    Break(
-        judges.spread, scattered_runs, "mean of runs", "runs 20% above", scale("excess_runs", 1.2)
-    ),
-    Break(judges.spread, scattered_runs, "1/sqrt(d)", "the spread does not fall", constant_spread),
+    Break(judges.spread, finite_runs, "mean of runs", "runs 20% above", scale("excess_runs", 1.2)),
+    Break(judges.spread, finite_runs, "1/sqrt(d)", "the spread does not fall", constant_spread),
     Break(
         judges.lazy_to_rich,
         richness,
@@ -187,4 +185,4 @@ def test_broken_claim_differs(case):
 
 
 def test_few_runs_do_not_decide():
-    check_few_runs(judges.spread, scattered_runs(), scattered_runs().isel(run=slice(0, 6)))
+    check_few_runs(judges.spread, finite_runs(), finite_runs().isel(run=slice(0, 6)))

@@ -164,7 +164,7 @@ BLOCKS = sgd.DeepLinear(
 
 
 def falling(alpha):
-    return 1.2 / (1 + alpha)
+    return 0.4 / (1 + alpha)
 
 
 LAWS = {
@@ -175,7 +175,7 @@ LAWS = {
     ),
     "fresh batches, momentum": (
         BLOCKS,
-        sgd.OnePassSGD(lr=0.1 * 12, batch=12, update=sgd.updates.momentum(0.5)),
+        sgd.OnePassSGD(lr=0.03 * 12, batch=12, update=sgd.updates.momentum(0.5)),
     ),
     "fresh batches, Nesterov, standard": (
         PROBLEM.replace(parametrisation="standard"),

@@ -45,10 +45,10 @@ class DeepLinearDynamics(SolverDynamics[DeepStart]):
 
     def __init__(self, problem: DeepLinear, algorithm: OnePassSGD | FixedData) -> None:
         self.problem = problem
-        self.algorithm: Any = _validate(self.validate_algorithm(algorithm))
+        self.algorithm: Any = _validate(self.validate(algorithm))
         self.last_step = 0
 
-    def validate_algorithm(self, algorithm: Any) -> OnePassSGD | FixedData:
+    def validate(self, algorithm: Any) -> OnePassSGD | FixedData:
         """The algorithm, validated for this dynamics."""
         return validate_algorithm(algorithm, problem=self.problem)
 
@@ -175,7 +175,7 @@ class DeepDataDynamics(DeepLinearDynamics):
     has_data: ClassVar[bool] = True
     assumptions: ClassVar[str] = "Gaussian inputs, a fixed data set, random initial weights"
 
-    def validate_algorithm(self, algorithm: Any) -> FixedData:
+    def validate(self, algorithm: Any) -> FixedData:
         return validate_fixed_data(algorithm)
 
 
