@@ -96,13 +96,53 @@ def xor() -> Callable[[], Any]:
     return lambda: sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5), start, times=[0.0, 1.0, 2.0])
 
 
-def dmft() -> Callable[[], Any]:
-    """`solve_dmft` of gradient descent, 4096 paths x 40 steps."""
+def attention() -> Callable[[], Any]:
+    """`solve_ode` of attention with two tokens."""
     import sgdynamics as sgd
 
-    problem, start = network("erf", 1, 1)
+    problem = sgd.models.attention()
+    start = sgd.random_start(problem, dimension=1000, seed=0)
+    times = np.linspace(0, 4, 17)
+    return lambda: sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5), start, times=times)
+
+
+def own_loss(fields: Any, signals: Any, head: Any, z: Any) -> Any:
+    """A loss that is integrated by sampling."""
+    import jax.numpy as jnp
+
+    residual = jnp.mean(head * jnp.tanh(fields)) - jnp.tanh(signals[0]) - 0.1 * z
+    return jnp.log1p(residual**2)
+
+
+def sampled_loss() -> Callable[[], Any]:
+    """`solve_ode` of an own loss of four units."""
+    import sgdynamics as sgd
+
+    problem = sgd.Problem(own_loss, width=4, signals=1)
+    start = sgd.random_start(problem, dimension=1000, seed=0)
+    times = np.linspace(0, 4, 17)
+    return lambda: sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5), start, times=times)
+
+
+def many_starts() -> Callable[[], Any]:
+    """`solve_ode` from 20,000 starts."""
+    import sgdynamics as sgd
+
+    problem, _ = network("erf", 2, 1)
+    start = sgd.random_start(problem, dimension=1000, runs=20_000, seed=0)
+    times = np.linspace(0, 4, 17)
+    return lambda: sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5), start, times=times)
+
+
+def dmft(
+    activation: str = "erf", width: int = 1, teachers: int = 1, paths: int = 4096, steps: int = 40
+) -> Callable[[], Any]:
+    """`solve_dmft` of gradient descent."""
+    import sgdynamics as sgd
+
+    problem, start = network(activation, width, teachers)
     algorithm = sgd.GradientDescent(lr=0.5, samples_per_dimension=3.0)
-    return lambda: sgd.solve_dmft(problem, algorithm, start, steps=[20, 40], paths=4096)
+    return lambda: sgd.solve_dmft(problem, algorithm, start, steps=[steps // 2, steps], paths=paths)
 
 
 def sde() -> Callable[[], Any]:
@@ -119,7 +159,12 @@ SIMULATION = "sgdynamics.solvers.simulate:run_until"
 CALLS = {
     "ODE, erf p = 2": Call(lambda: ode("erf", 2, 1), INTEGRATION),
     "ODE, ReLU p = 4, k = 2": Call(lambda: ode("relu", 4, 2), INTEGRATION),
+    "ODE, ReLU p = 16, k = 4": Call(lambda: ode("relu", 16, 4), INTEGRATION),
+    "ODE, erf p = 64, k = 4": Call(lambda: ode("erf", 64, 4), INTEGRATION),
+    "ODE, erf p = 2, 20,000 starts": Call(many_starts, INTEGRATION),
     "ODE, xor p = 4": Call(xor, INTEGRATION),
+    "ODE, attention": Call(attention, INTEGRATION),
+    "ODE, own loss p = 4": Call(sampled_loss, INTEGRATION),
     "chain, 100 runs x 2000 steps": Call(lambda: chain(100, 2000), SIMULATION),
     "chain, 8192 runs x 256 steps": Call(lambda: chain(1 << 13, 256), SIMULATION),
     "the same, reduce": Call(lambda: chain(1 << 13, 256, "mean"), SIMULATION),
@@ -128,6 +173,13 @@ CALLS = {
     ),
     "SDE, 64 paths": Call(sde, "sgdynamics.solvers.sde:run"),
     "DMFT, 4096 paths x 40 steps": Call(dmft, ""),
+}
+# The same where there is a GPU, at its sizes.
+GPU_CALLS = {
+    "chain, 2^20 runs x 4096 steps": Call(lambda: chain(1 << 20, 4096), SIMULATION),
+    "DMFT, ReLU p = 8, 65,536 paths x 300 steps": Call(
+        lambda: dmft("relu", 8, 3, 1 << 16, 300), ""
+    ),
 }
 
 
@@ -151,7 +203,7 @@ def measure(name: str) -> dict[str, dict[str, float]]:
             compiling[0] += duration
 
     jax.monitoring.register_event_duration_secs_listener(record_compilation)
-    call = CALLS[name]
+    call = (CALLS | GPU_CALLS)[name]
     work = call.prepare()
     if call.work:
         module, _, attribute = call.work.partition(":")
@@ -176,6 +228,13 @@ def measure(name: str) -> dict[str, dict[str, float]]:
         elapsed, cores = time.perf_counter() - start_time, time.process_time() - start_cores
         timings[order] = Timing(elapsed, cores, compiling[0], working[0])._asdict()
     return timings
+
+
+def describe_in_process() -> dict[str, Any]:
+    """Describe this machine from another process: JAX would keep the memory of a GPU."""
+    command = [sys.executable, __file__, "--describe"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure_in_process(name: str, cache: str | None) -> dict[str, Any]:
@@ -215,12 +274,18 @@ def main() -> None:
     parser.add_argument("--cache", help="folder of a persistent compilation cache")
     parser.add_argument("--json", help="file to write the table to")
     parser.add_argument("--only", help=argparse.SUPPRESS)
+    parser.add_argument("--describe", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.describe:
+        print(json.dumps(describe_machine()))
+        return
     if options.only:
         print(json.dumps(measure(options.only)))
         return
     wanted = options.names or [""]
-    selected = [name for name in CALLS if any(text in name for text in wanted)]
+    machine = describe_in_process()
+    calls = CALLS if machine["device"].startswith("cpu") else CALLS | GPU_CALLS
+    selected = [name for name in calls if any(text in name for text in wanted)]
     rows = {}
     print(f"{'seconds':52s} {'first':>8s} {'compiler':>9s} {'second':>8s} {'work':>8s}")
     for name in selected:
@@ -237,7 +302,7 @@ def main() -> None:
     if options.json:
         Path(options.json).parent.mkdir(parents=True, exist_ok=True)
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"machine": describe_machine(), "calls": rows}, file, indent=1)
+            json.dump({"machine": machine, "calls": rows}, file, indent=1)
     sys.exit(any("error" in row for row in rows.values()))
 
 

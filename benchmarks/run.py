@@ -26,6 +26,7 @@ import sequences
 import sgdynamics as sgd
 import spectra
 import sweeps
+import updates_on_data
 import wide
 from measurement import Measurement, measure_seconds
 from sgdynamics.base.random import run_keys
@@ -194,6 +195,7 @@ def measurements() -> Iterator[Measurement]:
     yield exit_times()
     yield first_solve()
     yield from optimisers.ratios()
+    yield from updates_on_data.ratios()
     yield from protocols.ratios()
     yield from mixtures.measurements()
     yield from wide.ratios()

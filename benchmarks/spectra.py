@@ -39,9 +39,11 @@ def compile_chain(dimension):
     problem = build_problem(dimension)
     algorithm = sgd.OnePassSGD(lr=1.0, per="trace").on(problem)
     sizes = problem.block_dimensions(dimension)
-    runs = ExactChain(
-        problem, algorithm, sgd.random_start(problem), dimension, sizes
-    ).largest_group()
+    runs = (
+        ExactChain(problem, algorithm, sgd.random_start(problem), dimension, sizes)
+        .resources()
+        .largest_group
+    )
     simulator = ExactChain(
         problem, algorithm, sgd.random_start(problem, runs=runs), dimension, sizes
     )

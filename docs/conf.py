@@ -35,8 +35,9 @@ extensions = [
     "formulas",
     "picture",
     "explorer_page",
+    "api_pages",
 ]
-exclude_patterns = ["pictures/*.py"]
+exclude_patterns = ["pictures/*.py", "gallery/*.py"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb"}
 nb_execution_mode = "off"  # run_notebooks.py runs them before the build
 html_theme = "furo"
@@ -44,6 +45,7 @@ html_title = f"sgdynamics {release}"
 html_show_sphinx = False
 html_static_path = ["style", str(formulas.KATEX / "katex.min.css")]
 html_css_files = ["katex.min.css", "pages.css"]
+html_extra_path = ["llms.txt"]
 highlight_language = "none"  # literal blocks are formulas; Python is marked
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
@@ -134,7 +136,7 @@ def breakable_names(app, pagename, templatename, context, doctree):
 
 
 def figures_table(app, docname, source):
-    """Write the table of figures into the page of the gallery."""
+    """Write the table of figures, with their thumbnails, into the page of the gallery."""
     if docname != "gallery/index":
         return
     from sgdynamics_reproductions import gallery
@@ -144,10 +146,14 @@ def figures_table(app, docname, source):
         entries = [entry for entry in gallery.ENTRIES if entry.document == document]
         rows += [
             f"\n### {title}\n",
-            "| figure | what it shows | what the document claims |",
-            "| --- | --- | --- |",
+            "| figure | picture | what it shows | what the document claims |",
+            "| --- | --- | --- | --- |",
         ]
-        rows += [f"| {entry.number} | {entry.line} | {entry.claim} |" for entry in entries]
+        for entry in entries:
+            call = f"{document}.{entry.name}"
+            link = f"{{py:obj}}`{entry.number} <sgdynamics_reproductions.{call}>`"
+            picture = thumbnail(entry, docname)
+            rows.append(f"| {link} | {picture} | {entry.line} | {entry.claim} |")
         full_size = {
             entry.number: gallery.full_size().get(f"{document}-{entry.number}") for entry in entries
         }
@@ -164,6 +170,34 @@ def figures_table(app, docname, source):
                     rows.append(f"| {number} | {verdict} | {time} |")
     rows = [row.replace("$", "\\$") for row in rows]
     source[0] = source[0].replace("<!-- figures -->", "\n".join(rows))
+
+
+def thumbnail(entry, docname):
+    """The small picture of a figure, if `make thumbnails` has stored one."""
+    name = f"{entry.document}-{entry.number}.png"
+    if not (ROOT / "docs" / docname).parent.joinpath("thumbnails", name).is_file():
+        return ""
+    return f"![{entry.line}](thumbnails/{name})"
+
+
+# --- links from the errata to their tests
+
+
+def links_to_tests(app, docname, source):
+    """Link the names of tests on the page of the errata to their files."""
+    if docname != "errata":
+        return
+    files = {}
+    for folder in ("tests", "reproductions/tests"):
+        for file in sorted((ROOT / folder).rglob("test_*.py")):
+            for name in re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), re.M):
+                files.setdefault(name, file.relative_to(ROOT).as_posix())
+
+    def link(match):
+        file = files.get(match[1])
+        return f"{{download}}`{match[1]} <../{file}>`" if file else match[0]
+
+    source[0] = re.sub(r"`(test_\w+)`", link, source[0])
 
 
 # --- notebooks
@@ -195,4 +229,5 @@ def setup(app):
     app.connect("html-page-context", back_links)
     app.connect("html-page-context", breakable_names)
     app.connect("source-read", figures_table)
+    app.connect("source-read", links_to_tests)
     app.connect("source-read", notebooks_of_this_run)

@@ -34,19 +34,24 @@ Documented = tuple[str, str, Any]  # kind ("function", "class", "method", "prope
 def documented_objects(page: Path) -> Iterator[Documented]:
     """The functions and classes on a page of docs/api, with the methods and properties shown."""
     for directive in DIRECTIVE.finditer(page.read_text(encoding="utf-8")):
-        package, *path = directive["name"].split(".")
-        target: Any = importlib.import_module(package)
-        for attribute in path:
-            target = getattr(target, attribute)
-        members = MEMBERS.search(directive["options"])
-        names = []
-        if members:
-            names = [name.strip() for name in members["names"].split(",") if name.strip()]
-        if directive["kind"] == "module":
-            for name in names or getattr(target, "__all__", None) or _own_names(target):
-                yield from _with_members(f"{directive['name']}.{name}", getattr(target, name), None)
-        else:
-            yield from _with_members(directive["name"], target, (names or None) if members else [])
+        yield from objects_of(directive)
+
+
+def objects_of(directive: re.Match[str]) -> Iterator[Documented]:
+    """The functions and classes of one directive, with the methods and properties shown."""
+    package, *path = directive["name"].split(".")
+    target: Any = importlib.import_module(package)
+    for attribute in path:
+        target = getattr(target, attribute)
+    members = MEMBERS.search(directive["options"])
+    names = []
+    if members:
+        names = [name.strip() for name in members["names"].split(",") if name.strip()]
+    if directive["kind"] == "module":
+        for name in names or getattr(target, "__all__", None) or _own_names(target):
+            yield from _with_members(f"{directive['name']}.{name}", getattr(target, name), None)
+    else:
+        yield from _with_members(directive["name"], target, (names or None) if members else [])
 
 
 def _own_names(module: Any) -> list[str]:

@@ -364,6 +364,7 @@ def test_pages_show_full_size_verdicts_with_quick_ones():
 
 
 JUDGED = (
+    "depth",
     "escaping_mediocrity",
     "effective_dynamics",
     "quadratic_networks",

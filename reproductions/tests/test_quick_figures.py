@@ -6,7 +6,15 @@ import pytest
 
 from sgdynamics_reproductions import gallery
 
-DOCUMENTS = ("epochs", "optimisers", "protocols", "scaling_laws", "several_inputs", "sparsity")
+DOCUMENTS = (
+    "depth",
+    "epochs",
+    "optimisers",
+    "protocols",
+    "scaling_laws",
+    "several_inputs",
+    "sparsity",
+)
 FIGURES = [
     (entry.document, entry.number) for entry in gallery.ENTRIES if entry.document in DOCUMENTS
 ]
@@ -25,4 +33,4 @@ def test_quick_figure_reproduces_its_claim(document, number, tmp_path):
 
 def test_all_documents_have_figures():
     assert {document for document, _ in FIGURES} == set(DOCUMENTS)
-    assert len(FIGURES) == 31
+    assert len(FIGURES) == 36

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from sgdynamics.algorithms.from_training import Training as Training
     from sgdynamics.algorithms.from_training import from_training as from_training
     from sgdynamics.algorithms.one_pass import OnePassSGD as OnePassSGD
+    from sgdynamics.algorithms.workers import Workers as Workers
+    from sgdynamics.algorithms.workers import largest_stable_lr as largest_stable_lr
     from sgdynamics.analysis import models as models
     from sgdynamics.analysis.certificate import Certificate as Certificate
     from sgdynamics.analysis.certify import certify as certify
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from sgdynamics.problems.contexts import contexts as contexts
     from sgdynamics.problems.deep_linear import DeepLinear as DeepLinear
     from sgdynamics.problems.diagonal import DiagonalNetwork as DiagonalNetwork
+    from sgdynamics.problems.from_network import from_network as from_network
     from sgdynamics.problems.mixture import GaussianMixture as GaussianMixture
     from sgdynamics.problems.moves import Move as Move
     from sgdynamics.problems.network_overlaps import overlaps_of as overlaps_of
@@ -85,8 +88,10 @@ if TYPE_CHECKING:
     from sgdynamics.problems.spiked_tensor import SpikedTensor as SpikedTensor
     from sgdynamics.problems.starts import random_start as random_start
     from sgdynamics.problems.starts import start as start
+    from sgdynamics.problems.students import ensemble as ensemble
     from sgdynamics.problems.teacher_student import MultiIndex as MultiIndex
     from sgdynamics.problems.teacher_student import TeacherStudent as TeacherStudent
+    from sgdynamics.problems.wide_network import WideNetwork as WideNetwork
     from sgdynamics.results.citing import cite as cite
     from sgdynamics.results.datasets import algorithm_of as algorithm_of
     from sgdynamics.results.datasets import problem_of as problem_of
@@ -110,8 +115,16 @@ if TYPE_CHECKING:
     from sgdynamics.solvers.mean_field import solve_mean_field as solve_mean_field
     from sgdynamics.solvers.ode import solve_ode as solve_ode
     from sgdynamics.solvers.phases import phases as phases
+    from sgdynamics.solvers.presets import best_share as best_share
+    from sgdynamics.solvers.presets import fine_tuning as fine_tuning
+    from sgdynamics.solvers.presets import gap_recovered as gap_recovered
+    from sgdynamics.solvers.presets import model_collapse as model_collapse
+    from sgdynamics.solvers.presets import self_distillation as self_distillation
+    from sgdynamics.solvers.presets import weak_to_strong as weak_to_strong
     from sgdynamics.solvers.sde import solve_sde as solve_sde
     from sgdynamics.solvers.simulate import simulate as simulate
+    from sgdynamics.solvers.stages import Stage as Stage
+    from sgdynamics.solvers.stages import stages as stages
     from sgdynamics.statics.bayes import bayes_optimal as bayes_optimal
     from sgdynamics.statics.erm import erm as erm
     from sgdynamics.statics.erm import max_margin as max_margin
@@ -160,14 +173,18 @@ _PACKAGE_OF = {
     "Regime": "sgdynamics.analysis.regimes",
     "Rule": "sgdynamics.problems.rule",
     "SampleComplexity": "sgdynamics.analysis.sample_complexity",
+    "Stage": "sgdynamics.solvers.stages",
     "Spectrum": "sgdynamics.samples.spectra",
     "SpikedTensor": "sgdynamics.problems.spiked_tensor",
     "Start": "sgdynamics.problems.starts",
     "TeacherStudent": "sgdynamics.problems.teacher_student",
     "Training": "sgdynamics.algorithms.from_training",
     "WeakRecovery": "sgdynamics.statics.weak_recovery",
+    "WideNetwork": "sgdynamics.problems.wide_network",
+    "Workers": "sgdynamics.algorithms.workers",
     "algorithm_of": "sgdynamics.results.datasets",
     "bayes_optimal": "sgdynamics.statics.bayes",
+    "best_share": "sgdynamics.solvers.presets",
     "certify": "sgdynamics.analysis.certify",
     "cite": "sgdynamics.results.citing",
     "compare": "sgdynamics.analysis.comparison",
@@ -176,16 +193,20 @@ _PACKAGE_OF = {
     "early_stopping": "sgdynamics.analysis.early_stopping",
     "effective_dynamics": "sgdynamics.analysis.effective.dynamics",
     "effective_scaling": "sgdynamics.analysis.effective.scaling",
+    "ensemble": "sgdynamics.problems.students",
     "erm": "sgdynamics.statics.erm",
     "exit_time": "sgdynamics.analysis.exit_times",
     "exit_time_of": "sgdynamics.analysis.exit_results",
     "expect": "sgdynamics.analysis.expect",
+    "fine_tuning": "sgdynamics.solvers.presets",
     "fit_exponent": "sgdynamics.sweeps.power_law_fit",
     "fixed_points": "sgdynamics.analysis.fixed_points",
     "forecast": "sgdynamics.scaling.forecast",
+    "from_network": "sgdynamics.problems.from_network",
     "from_torch": "sgdynamics.algorithms.from_torch",
     "from_training": "sgdynamics.algorithms.from_training",
     "functional": "sgdynamics.solvers",
+    "gap_recovered": "sgdynamics.solvers.presets",
     "generative_exponent": "sgdynamics.analysis.exponents",
     "hermite_coefficients": "sgdynamics.analysis.hermite_series",
     "hermite_series": "sgdynamics.analysis.hermite_series",
@@ -193,9 +214,11 @@ _PACKAGE_OF = {
     "increment_covariance": "sgdynamics.sde.covariance",
     "information_exponent": "sgdynamics.analysis.exponents",
     "labels": "sgdynamics.problems",
+    "largest_stable_lr": "sgdynamics.algorithms.workers",
     "leap_complexity": "sgdynamics.analysis.leap_complexity",
     "load": "sgdynamics.results.storage",
     "max_margin": "sgdynamics.statics.erm",
+    "model_collapse": "sgdynamics.solvers.presets",
     "models": "sgdynamics.analysis",
     "monitor": "sgdynamics.scaling.forecast",
     "on_train": "sgdynamics.results.observables",
@@ -217,6 +240,7 @@ _PACKAGE_OF = {
     "save": "sgdynamics.results.storage",
     "scaling": "sgdynamics",
     "schedules": "sgdynamics.algorithms",
+    "self_distillation": "sgdynamics.solvers.presets",
     "simulate": "sgdynamics.solvers.simulate",
     "solve_dmft": "sgdynamics.solvers.dmft",
     "solve_large_batch": "sgdynamics.solvers.large_batch",
@@ -225,12 +249,14 @@ _PACKAGE_OF = {
     "solve_ode": "sgdynamics.solvers.ode",
     "solve_sde": "sgdynamics.solvers.sde",
     "spectrum_of": "sgdynamics.samples.real_data",
+    "stages": "sgdynamics.solvers.stages",
     "start": "sgdynamics.problems.starts",
     "start_from": "sgdynamics.results.states",
     "supported": "sgdynamics.base.support",
     "sweep": "sgdynamics.sweeps.sweeping",
     "updates": "sgdynamics.algorithms",
     "weak_recovery": "sgdynamics.statics.weak_recovery",
+    "weak_to_strong": "sgdynamics.solvers.presets",
     "worth_of_repeats": "sgdynamics.analysis.repeats",
 }
 

@@ -57,3 +57,22 @@ def test_records_and_sweeps():
     risk_of_long_memory, risk_of_short_memory = sweep["risk"].values.reshape(2)
     # A velocity that starts at 0 reaches the mean gradient sooner with a shorter memory.
     assert risk_of_short_memory < risk_of_long_memory
+
+
+@pytest.mark.slow
+def test_theory_and_runs_on_a_fixed_data_set():
+    """The same update on a data set, in its units: DMFT, the exact law and direct runs agree."""
+    algorithm = sgd.GradientDescent(0.5, 3.0, update=bounded_momentum(0.2))
+    theory = sgd.solve_dmft(
+        PROBLEM, algorithm, START, steps=[10], paths=8192, seed=3, progress=False
+    )
+    runs = 400
+    for method in ("exact", "direct"):
+        result = sgd.simulate(
+            PROBLEM, algorithm, START, steps=[10], dimension=100, runs=runs, method=method
+        )
+        for name in ("M", "Q"):
+            gap = np.abs(result[name].mean("run") - theory[name].isel(run=0)).values
+            error = result[name].std("run", ddof=1).values / np.sqrt(runs)
+            own = theory[f"{name}_standard_error"].values[0]
+            assert np.all(gap < 4.9 * np.hypot(error, own) + 4 / 100), (method, name)

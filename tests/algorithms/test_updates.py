@@ -154,14 +154,9 @@ def test_the_limit_without_a_dimension_accepts_any_memory(monkeypatch):
             "batch_size = 4: OnePassSGD has no such argument. Write batch=...",
         ),
         (
-            lambda: sgd.EpochSGD(update=U.sign()),
-            "update = sign(): EpochSGD has no such argument. "
-            "Only plain steps are supported on a fixed data set",
-        ),
-        (
             lambda: sgd.GradientDescent(momentum=0.9),
             "momentum = 0.9: GradientDescent has no such argument. "
-            "Only plain steps are supported on a fixed data set",
+            "Write update=sgd.updates.momentum(0.9)",
         ),
     ],
 )

@@ -91,8 +91,13 @@ def test_exit_times_and_certificate():
 
 def test_problems_without_an_answer_say_why():
     problem, start = polynomial()
-    algorithm = sgd.OnePassSGD(lr=0.3, update=sgd.updates.momentum(0.9))
-    with pytest.raises(ValueError, match="only plain SGD"):
-        sgd.solve_ode(problem, algorithm, start, times=[1.0])
+    for update, message in (
+        (sgd.updates.adam(4.0, eps=0.1), "does not train a head"),
+        (sgd.updates.clipped(1.0, over="row"), "a top belongs to no row"),
+        (sgd.updates.momentum(0.9), "weight decay by leaf"),
+    ):
+        algorithm = sgd.OnePassSGD(lr=0.3, update=update)
+        with pytest.raises(ValueError, match=message):
+            sgd.solve_ode(problem, algorithm, start, times=[1.0])
     with pytest.raises(ValueError, match="regimes are known"):
         sgd.regime(problem, sgd.OnePassSGD(lr=0.3), dimension=50)

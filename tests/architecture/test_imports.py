@@ -65,7 +65,8 @@ def test_imports_go_up_the_table():
 # Parts of JAX that may change without notice, each with the one module that imports it.
 UNSTABLE_JAX = {
     "jax._src": "base/precision.py",
-    "jax.experimental": "simulation/gpu/pallas.py",
+    "jax.experimental.pallas": "simulation/gpu/pallas.py",
+    "jax.experimental.compilation_cache": "base/compile_cache.py",
     "jax.extend": "simulation/gpu/program.py",
 }
 
@@ -99,6 +100,10 @@ def importers(prefix: str) -> list[str]:
 def test_unstable_parts_of_jax_are_imported_by_one_module_each():
     assert {prefix: importers(prefix) for prefix in UNSTABLE_JAX} == {
         prefix: [module] for prefix, module in UNSTABLE_JAX.items()
+    }
+    # no other experimental API
+    assert set(importers("jax.experimental")) == {
+        module for prefix, module in UNSTABLE_JAX.items() if prefix.startswith("jax.experimental")
     }
     # All ways to reach such a name count, also without an import of it.
     reaches = ("import jax.extend.core", "from jax import extend", "x = jax.extend.core.Jaxpr")

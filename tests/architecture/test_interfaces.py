@@ -70,10 +70,8 @@ INTERFACES = [
     Interface(
         "base.registry:Question", "base/scaled_risk.py", makers=frozenset({"Question"}), most=2
     ),
-    # Four methods are required. The optional ones describe resources (`size`, `largest_group`,
-    # `bytes_per_run`) and changes of the batch (`select_runs`, `restore`); they may become two
-    # objects.
-    Interface("simulation.running:Simulator", "simulation/test_own_simulator.py", most=11),
+    # Four methods are required. Most optional ones change the batch (`select_runs`, `restore`).
+    Interface("simulation.running:Simulator", "simulation/test_own_simulator.py", most=10),
 ]
 BY_NAME = {interface.name: interface for interface in INTERFACES}
 
@@ -210,13 +208,13 @@ def test_every_interface_is_implemented_outside_of_the_package(name):
 # do not count.
 FILES_BEHIND = {
     "solve_ode": 6,
-    "solve_sde": 5,
+    "solve_sde": 6,
     "solve_mean_field": 7,
     "exit_time": 9,
     "simulate": 10,
     "solve_linear": 10,
     "solve_dmft": 12,
-    "solve_large_batch": 12,
+    "solve_large_batch": 14,
 }
 
 
@@ -365,7 +363,7 @@ def test_the_files_of_a_call_are_found():
 
 # Names of `sgdynamics` and of its public modules. A new question or model needs one; a name that
 # is added raises this number in the same commit, with the reason in its message.
-MAX_PUBLIC_NAMES = 260
+MAX_PUBLIC_NAMES = 270
 
 
 def names_of_module(module: ModuleType) -> set[str]:

@@ -25,11 +25,11 @@ case, size = sys.argv[1], int(sys.argv[2])
 estimates, check_resources, reserve_memory = [], running.check_resources, dmft.Sweep.reserve_memory
 
 def note_simulator(simulator, runs, steps):
-    group = min(runs, simulator.largest_group())
+    group = min(runs, simulator.resources().largest_group)
     if hasattr(simulator, "bytes_of"):
         estimates.append(simulator.bytes_of(group))
     else:
-        estimates.append(group * simulator.bytes_per_run(steps))
+        estimates.append(group * simulator.resources(steps).bytes_per_run)
     check_resources(simulator, runs, steps)
 
 def note_dmft(self, *arguments):

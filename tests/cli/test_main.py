@@ -397,7 +397,14 @@ def test_what_a_sweep_is_told(folder):
 
 @pytest.mark.parametrize(
     "name",
-    ["committee.toml", "persistent_sgd.toml", "epochs.toml", "many_epochs.toml", "power_law.toml"],
+    [
+        "committee.toml",
+        "persistent_sgd.toml",
+        "momentum_on_data.toml",
+        "epochs.toml",
+        "many_epochs.toml",
+        "power_law.toml",
+    ],
 )
 def test_examples_state_what_can_be_computed(name):
     record = problem_files.read(EXAMPLES / name)

@@ -70,12 +70,15 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "contexts": lambda: sgd.contexts(
         {"quiet": phase(), "loud": phase().replace(noise=0.5)}, probabilities=[0.7, 0.3]
     ),
+    "students": lambda: sgd.ensemble(phase(), 1),
     "top": lambda: sgd.Problem(affine_loss, width=1, signals=1, top={"a": 2}),
     "other inputs": lambda: phase().replace(activation="erf", input_noise=0.3),
     "spiked tensor": lambda: sgd.SpikedTensor(order=2, snr=2.0),
     "own dynamics": Decay,
     "deep linear": lambda: sgd.DeepLinear(depth=2),
+    "wide network": lambda: sgd.WideNetwork([[1.0, 0.5]], [1.0], hidden_layers=1),
     "diagonal": sgd.DiagonalNetwork,
+    "static head": lambda: phase().replace(head="trained"),
     "temperature": phase,
     "other batch": phase,
     "other update": phase,
@@ -83,11 +86,16 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "fixed data": phase,
     "epochs": phase,
     "message passing": phase,
+    "update on data": phase,
+    "coordinatewise update on data": phase,
+    "workers": phase,
 }
 
 
 def algorithm_of(kind: str, question: str) -> Any:
     """The algorithm with which a problem of this kind is passed to a question."""
+    if kind == "static head":
+        return sgd.OnePassSGD(lr=LR, head_rate="static")
     if kind == "temperature":
         return sgd.OnePassSGD(lr=LR, temperature=0.2)
     if kind == "other batch":
@@ -96,6 +104,15 @@ def algorithm_of(kind: str, question: str) -> Any:
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.normalised())
     if kind == "coordinatewise update":
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.sign())
+    if kind in ("update on data", "coordinatewise update on data"):
+        update = (
+            sgd.updates.momentum(memory=0.5) if kind == "update on data" else sgd.updates.sign()
+        )
+        if question == "worth_of_repeats":
+            return sgd.EpochSGD(lr=LR, update=update)
+        return sgd.GradientDescent(lr=LR, update=update)
+    if kind == "workers":
+        return sgd.Workers(sgd.OnePassSGD(lr=LR), workers=2)
     if kind == "message passing":
         return sgd.AMP(2.0, start="overlaps")
     if kind == "epochs" or (question == "worth_of_repeats" and kind != "fixed data"):
@@ -108,6 +125,7 @@ def algorithm_of(kind: str, question: str) -> Any:
 # Kinds that differ by the algorithm and share the problem `phase`.
 ALGORITHM_KINDS = (
     "fields",
+    "static head",
     "temperature",
     "other batch",
     "other update",
@@ -115,6 +133,9 @@ ALGORITHM_KINDS = (
     "fixed data",
     "epochs",
     "message passing",
+    "update on data",
+    "coordinatewise update on data",
+    "workers",
 )
 
 
@@ -124,10 +145,8 @@ def start_of(kind: str, problem: Any, question: str = "simulate") -> Any:
         return sgd.random_start(problem, dimension=50, wide=True)
     if kind == "own dynamics":
         return {"m": 0.5}
-    if kind == "deep linear":
-        return None  # random initial weights, which the problem defines
-    if kind == "diagonal":
-        return None  # the initial weights are an argument of the problem
+    if kind in ("deep linear", "wide network", "diagonal"):
+        return None  # the problem defines the initial weights
     if kind == "spiked tensor":
         return sgd.start(problem, m=0.5, r2=1.0)
     if kind == "top":

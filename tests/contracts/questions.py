@@ -55,7 +55,8 @@ def all_arguments(question: Question, problem: Any, algorithm: Any, start: Any) 
 
 def _simulation_method(algorithm: Any) -> str:
     """A coordinatewise update has no exact chain."""
-    return "direct" if "coordinatewise update" in algorithm.kinds else "exact"
+    coordinatewise = {"coordinatewise update", "coordinatewise update on data"}
+    return "direct" if coordinatewise & set(algorithm.kinds) else "exact"
 
 
 def _differentiable(algorithm: Any) -> Any:

@@ -27,6 +27,7 @@ UPDATES = {
     "decay of adam": lambda: U.weight_decay(0.1, of=U.adam(memory=1.0, eps=0.02)),
     "decay of sign": lambda: U.weight_decay(0.1, of=U.sign()),
     "gradient_noise": lambda: U.gradient_noise(0.2),
+    "inertia": lambda: U.inertia(0.5, temperature=0.1),
     "momentum": lambda: U.momentum(0.5),
     "slow momentum": lambda: U.momentum(memory=1.0),
     "muon": lambda: U.muon(),

@@ -97,6 +97,17 @@ def plain_step(state, gradient, lr, D, number, factor):
     return {"weights": -factor * lr / D * gradient(state["weights"])}
 
 
+def jax_network(parameters, x):
+    return parameters["u"] @ jnp.tanh(parameters["W"] @ x)
+
+
+def stages_result():
+    """A result with the stages that `gap_recovered` reads."""
+    risk = xr.DataArray([[0.3, 0.2, 0.1]], dims=("run", "time"))
+    stage = ("time", ["weak", "strong", "ceiling"])
+    return xr.Dataset({"risk": risk}, {"stage": stage})
+
+
 # Stands for an instance of PyTorch's SGD, which from_torch recognises by its class name.
 TORCH_SGD = type("SGD", (), {"param_groups": ({"lr": 0.1, "momentum": 0.9},)})()
 
@@ -316,6 +327,18 @@ CALLS = {
             "teacher": [0.6, 0.8],
         },
     ),
+    "WideNetwork": (
+        sgd.WideNetwork,
+        {
+            "inputs": [[1.0, 0.5], [0.2, -1.0]],
+            "labels": [1.0, -1.0],
+            "hidden_layers": 2,
+            "activation": "tanh",
+            "gamma0": 1.0,
+            "test_inputs": [[0.3, 0.1]],
+            "test_labels": [0.5],
+        },
+    ),
     "DiagonalNetwork": (
         sgd.DiagonalNetwork,
         {
@@ -382,6 +405,11 @@ CALLS = {
         updates.weight_decay,
         {"rate": 0.1, "of": None, "decoupled": True, "head": None},
     ),
+    "updates.inertia": (updates.inertia, {"friction": 0.5, "temperature": 0.1}),
+    "updates.row_adam": (
+        updates.row_adam,
+        {"width": 2, "memory": 0.5, "eps": 0.1, "beta": 0.5},
+    ),
     "updates.gradient_noise": (updates.gradient_noise, {"sigma": 0.1, "of": None}),
     "updates.own": (
         updates.own,
@@ -411,6 +439,82 @@ CALLS = {
     "contexts": (
         sgd.contexts,
         {"problems": {"a": PROBLEM, "b": PROBLEM}, "probabilities": [0.5, 0.5], "heads": "shared"},
+    ),
+    "ensemble": (sgd.ensemble, {"problem": PROBLEM, "students": 2, "data": "own"}),
+    "Workers": (
+        sgd.Workers,
+        {
+            "algorithm": SGD,
+            "workers": 2,
+            "every": 0.5,
+            "outer_lr": 1.0,
+            "outer_momentum": 0.0,
+            "problems": None,
+        },
+    ),
+    "largest_stable_lr": (sgd.largest_stable_lr, {"algorithm": SGD}),
+    "Stage": (
+        sgd.Stage,
+        {
+            "problem": PROBLEM,
+            "algorithm": SGD,
+            "alpha": 1.0,
+            "labels": {"teacher": 0.5, "previous": 0.5},
+            "mixing": "weighted",
+            "label_noise": None,
+            "start": "fresh",
+            "name": None,
+        },
+    ),
+    "stages": (
+        sgd.stages,
+        {
+            "solver": sgd.solve_ode,
+            "stages": [sgd.Stage(PROBLEM, SGD, 1.0)],
+            "start": START,
+        },
+    ),
+    "self_distillation": (
+        sgd.self_distillation,
+        {"problem": PROBLEM, "algorithm": SGD, "alpha": 1.0, "rounds": 1, "teacher": 0.0},
+    ),
+    "weak_to_strong": (
+        sgd.weak_to_strong,
+        {
+            "weak": (PROBLEM, SGD, 1.0),
+            "strong": (PROBLEM, SGD, 1.0),
+            "start": START,
+            "label_noise": 0.0,
+        },
+    ),
+    "gap_recovered": (sgd.gap_recovered, {"result": stages_result()}),
+    "model_collapse": (
+        sgd.model_collapse,
+        {
+            "problem": PROBLEM,
+            "algorithm": SGD,
+            "alpha": 1.0,
+            "generations": 2,
+            "real": 0.5,
+            "mixing": "weighted",
+            "start": "fresh",
+        },
+    ),
+    "best_share": (
+        sgd.best_share,
+        {
+            "problem": PROBLEM,
+            "algorithm": SGD,
+            "start": START,
+            "alpha": 1.0,
+            "generations": 2,
+            "mixing": "weighted",
+            "fresh": True,
+        },
+    ),
+    "fine_tuning": (
+        sgd.fine_tuning,
+        {"pretraining": (PROBLEM, SGD, 1.0), "tuning": (PROBLEM, SGD, 1.0), "replay": 0.0},
     ),
     "phases": (
         sgd.phases,
@@ -466,6 +570,14 @@ CALLS = {
         },
     ),
     "start_from": (sgd.start_from, {"result": result(), "time": -1}),
+    "from_network": (
+        sgd.from_network,
+        {
+            **{"network": jax_network, "parameters": {"W": ROWS, "u": np.ones(len(ROWS))}},
+            **{"teacher": ROWS[:1], "target": jnp.sum, "loss": "squared", "noise": 0.0},
+            **{"weight_decay": 0.0, "input_scale": 1.0},
+        },
+    ),
     "overlaps_of": (
         sgd.overlaps_of,
         {
@@ -479,7 +591,7 @@ CALLS = {
     ),
     "solve_sde, spiked": (
         sgd.solve_sde,
-        {**SPIKED_SOLVE, **CLOCK, **RUNS, "higher_order": True, "step": 0.1},
+        {**SPIKED_SOLVE, **CLOCK, **RUNS, "higher_order": True, "step": 0.1, "devices": None},
     ),
     "solve_dmft, epochs": (
         sgd.solve_dmft,
@@ -491,6 +603,7 @@ CALLS = {
             "replicates": 2,
             "cells": 16,
             "method": sgd.DMFT(),
+            "devices": None,
         },
     ),
     "simulate, epochs": (

@@ -35,7 +35,7 @@ FORMULAS = {
 TABLES = {
     "units": ("units.html", "#definitions table"),
     "critical_points": (
-        "api/papers.html",
+        "api/generated/sgdynamics.papers.escaping_mediocrity.html",
         "[id='sgdynamics.papers.escaping_mediocrity.critical_points'] + dd pre",
     ),
     "errata": ("errata.html", "table"),

@@ -244,6 +244,7 @@ def test_workflows_call_existing_targets():
         "docs.yml",
         "release.yml",
         "benchmarks.yml",
+        "newest.yml",
     }
     targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.MULTILINE))
     called = set()
@@ -262,8 +263,102 @@ def test_workflows_call_existing_targets():
                         f"{path.name}: {step['uses']} is not pinned to a major version"
                     )
                 called |= set(re.findall(r"\bmake ([\w-]+)", step.get("run", "")))
-    assert called == {"lint", "test", "test-reproductions", "docs", "wheel", "bench", "calls"}
+    assert called == {
+        "lint",
+        "test",
+        "test-reproductions",
+        "docs",
+        "wheel",
+        "bench",
+        "calls",
+        "newest",
+        "smoke",
+    }
     assert called <= targets
+
+
+def test_newest_dependencies_and_other_systems_are_tried():
+    """Every night and every week the newest dependencies; with each change three systems."""
+    newest = yaml.safe_load((ROOT / ".github/workflows/newest.yml").read_text(encoding="utf-8"))
+    crons = [entry["cron"] for entry in newest[True]["schedule"]]
+    assert len(crons) == 2
+    weekly = [cron for cron in crons if cron.split()[-1] != "*"]
+    assert len(weekly) == 1
+    for name, job in newest["jobs"].items():
+        # A condition with the wrong time would never run.
+        sign = "==" if name == "weekly" else "!="
+        assert job["if"] == f"github.event.schedule {sign} '{weekly[0]}'", name
+        assert any("make smoke" in step.get("run", "") for step in job["steps"]), name
+    smoke = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8"))
+    systems = smoke["jobs"]["smoke"]["strategy"]["matrix"]["os"]
+    assert {system.partition("-")[0] for system in systems} == {"ubuntu", "macos", "windows"}
+    assert (ROOT / "tests/smoke/test_smoke.py").is_file()
+
+
+def bounds(requirement: str) -> tuple[str, str]:
+    """Name and versions of a requirement, in the form of pyproject.toml or of conda."""
+    match = re.fullmatch(r"([\w-]+) ?([<>=,.\d]+)", requirement)
+    assert match, requirement
+    return match[1].removesuffix("-base"), match[2]
+
+
+def test_conda_recipe_agrees_with_the_project():
+    recipe = yaml.safe_load((ROOT / "conda/recipe.yaml").read_text(encoding="utf-8"))
+    assert recipe["context"]["version"] == sgd.__version__
+    run = dict(bounds(requirement) for requirement in recipe["requirements"]["run"])
+    python = run.pop("python")
+    assert python == PROJECT["project"]["requires-python"]
+    assert run == dict(bounds(text) for text in PROJECT["project"]["dependencies"])
+    (entry_point,) = recipe["build"]["python"]["entry_points"]
+    assert entry_point == f"sgdynamics = {PROJECT['project']['scripts']['sgdynamics']}"
+
+
+def test_dependencies_with_experimental_interfaces_have_upper_bounds():
+    """The library imports jax.experimental, and diffrax and optimistix have versions below 1."""
+    versions = dict(bounds(text) for text in PROJECT["project"]["dependencies"])
+    for name in ("jax", "diffrax", "optimistix"):
+        assert "<" in versions[name], name
+
+
+def test_constraints_fit_the_project():
+    """The constraints name a version of each dependency, within the bounds of the project."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = dict(line.lower().split("==") for line in lines if not line.startswith("#"))
+    extras = PROJECT["project"]["optional-dependencies"]
+    texts = [*PROJECT["project"]["dependencies"], *extras["dev"], *extras["docs"]]
+    for text in texts:
+        name, lower = re.findall(r"^([\w-]+)(?:\[\w+\])?>=([\d.]+)", text.lower())[0]
+        assert name in pinned, f"{name}: run `make constraints`"
+        assert version_tuple(pinned[name]) >= version_tuple(lower), name
+        for upper in re.findall(r"<([\d.]+)", text):
+            assert version_tuple(pinned[name]) < version_tuple(upper), name
+
+
+def version_tuple(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split("."))
+
+
+def test_a_release_is_checked_by_everything_but_the_upload():
+    (line,) = re.findall(r"^release-check: (.*)$", MAKEFILE, flags=re.MULTILINE)
+    assert set(line.split()) == {
+        "lint",
+        "test",
+        "smoke",
+        "slow",
+        "test-reproductions",
+        "docs",
+        "wheel",
+    }
+    recipe = MAKEFILE.split("\nrelease-check:")[1].split("\n\n")[0]
+    assert "twine check --strict" in recipe
+    assert "upload " not in recipe
+
+
+def test_devcontainer_uses_the_environment_of_make():
+    container = json.loads((ROOT / ".devcontainer/devcontainer.json").read_text(encoding="utf-8"))
+    settings = container["customizations"]["vscode"]["settings"]
+    assert settings["python.defaultInterpreterPath"] == ".venv/bin/python"
+    assert "make smoke" in container["postCreateCommand"]
 
 
 def test_the_history_of_benchmarks_is_scheduled_and_stored():
@@ -313,7 +408,7 @@ def test_extras_in_install_commands_exist():
     named = set()
     for path in paths:
         for line in path.read_text(encoding="utf-8").splitlines():
-            if "pip install" in line:
+            if "pip install" in line or "$(INSTALL)" in line:
                 names = {
                     extra
                     for group in re.findall(r"(?:sgdynamics|\.)\[([\w,]+)\]", line)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -11,12 +12,14 @@ import pytest
 from scipy import special, stats
 
 import sgdynamics as sgd
+from sgdynamics.expectations import field_grids
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.field_grids import REACHES, FewFields, _trapezoid_points, trapezoids
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import overlaps_at, population_risk
 from sgdynamics.expectations.sampled import SobolAverages
 from sgdynamics.problems import loss_dependence
+from sgdynamics.solvers import batch
 from tests.conftest import FALSE_ALARM, slow
 
 REPLICATES = 16
@@ -369,3 +372,32 @@ def test_risks_of_runs_on_grids_are_accurate_or_state_their_error(monkeypatch):
     risk, stated = population_risk(problem, states)
     error = np.max(np.abs(risk / right - 1))
     assert 1e-3 < error < 2 * stated
+
+
+def test_the_density_of_an_expensive_grid_follows_its_error_at_the_start(monkeypatch):
+    problem = sgd.Problem(smooth, width=1, signals=1)
+    expectation = expectation_of(problem.structure)
+    densities = []
+
+    def error(rate, quadrature):
+        densities.append(quadrature.per_deviation)
+        return np.exp(-rate * quadrature.per_deviation)
+
+    assert expectation.fine_enough(Quadrature(per_deviation=2), lambda _: 1.0).per_deviation == 2
+    monkeypatch.setattr(field_grids, "CHEAP_POINTS", 1000)
+    for rate, density in ((12.0, 2), (8.0, 3), (6.0, 4), (1.0, 4)):
+        chosen = expectation.fine_enough(Quadrature(per_deviation=2), partial(error, rate))
+        assert chosen.per_deviation == density
+    assert densities == [2] * 4
+
+
+@pytest.mark.slow
+def test_an_expensive_grid_is_integrated_once(monkeypatch):
+    """Attention needs a finer grid than the first one: it is found before the integration."""
+    calls, run = [], batch.run_cases
+    monkeypatch.setattr(batch, "run_cases", lambda *case: calls.append(1) or run(*case))
+    problem = sgd.models.attention()
+    start = sgd.random_start(problem, dimension=1000, seed=0)
+    result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5), start, times=[0.0, 0.5])
+    assert len(calls) == 1
+    assert result.attrs["error_quadrature"] < 1e-9

@@ -72,6 +72,7 @@ def test_lazy_limit_is_linear_regression():
     assert abs(twice(limit.excess_risk)[0] - expected) < 1e-6
 
 
+@pytest.mark.slow
 def test_two_wide_layers_on_the_population_risk_follow_their_flow():
     """v' = 2 sqrt(1 + gamma0^2 v^2) (1 - v), from steps of three sizes."""
     problem = sgd.DeepLinear(depth=2, width_per_dimension=1e10, gamma0=2.0)
@@ -273,6 +274,13 @@ def test_unsupported_combinations_raise():
     for call, message in calls:
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_a_diverging_rate_is_reported():
+    with pytest.warns(UserWarning, match="1 of 1 runs diverged"):
+        limit = solve(PROBLEM, DESCENT.replace(lr=3.0), steps=STEPS)
+    assert np.isfinite(limit.diverged_at).all()
+    assert np.isnan(limit.excess_risk[0, -1])
 
 
 @pytest.mark.slow

@@ -529,12 +529,10 @@ def test_memory_is_known_beforehand(monkeypatch):
     small, large = (
         make_simulator(SPHERE, sgd.GradientDescent(), sphere_start(1), d=d) for d in (100, 1000)
     )
-    assert large.largest_group() < small.largest_group()
+    assert large.resources().largest_group < small.resources().largest_group
     for simulator in (small, large):
-        assert (
-            simulator.largest_group() == 1
-            or simulator.bytes_of(simulator.largest_group()) < direct.CPU_GROUP_BYTES
-        )
+        largest = simulator.resources().largest_group
+        assert largest == 1 or simulator.bytes_of(largest) < direct.CPU_GROUP_BYTES
     assert direct.available_bytes() > 0
 
 

@@ -14,6 +14,7 @@ SCRIPT = """
 import jax
 import numpy as np
 import sgdynamics as sgd
+from sgdynamics.fixed_data.path_groups import PathGroup
 from sgdynamics.simulation.exact import ExactChain
 
 assert len(jax.local_devices()) == 4
@@ -54,6 +55,52 @@ times = [
 ]
 np.testing.assert_array_equal(*times)
 assert np.isfinite(times[0]).any()
+
+# paths of the SDE
+setting = {"times": [0.2], "dimension": 100, "runs": 6, "step": 0.05}
+paths = [sgd.solve_sde(problem, algorithm, start, devices=count, **setting) for count in (1, 3)]
+np.testing.assert_allclose(paths[0].Q, paths[1].Q, rtol=1e-12)
+
+# replicates of DMFT
+dispatch, places = PathGroup.dispatch, set()
+
+
+def dispatch_and_record(self, *arguments):
+    places.add(next(iter(self.paths.rows.devices())))
+    return dispatch(self, *arguments)
+
+
+PathGroup.dispatch = dispatch_and_record
+linear = sgd.TeacherStudent(width=1, activation="linear", noise=0.1)
+on_data = sgd.GradientDescent(lr=0.1, samples_per_dimension=2.0)
+dmft = {}
+for count in (1, None):
+    places.clear()
+    dmft[count] = sgd.solve_dmft(linear, on_data, start, steps=[3], paths=1024, devices=count)
+    assert len(places) == (count or 4), (count, places)
+for name in ("Q", "train_risk", "Q_standard_error"):
+    np.testing.assert_allclose(dmft[1][name], dmft[None][name], rtol=1e-9)
+
+# points of a sweep that are solved together
+from sgdynamics.sweeps import running
+solve_points, places = running.compute, set()
+
+
+def solve_and_record(*arguments):
+    places.add(jax.numpy.zeros(1).device)
+    return solve_points(*arguments)
+
+
+running.compute = solve_and_record
+over = {"lr": np.linspace(0.01, 0.2, 150)}
+call = {"problem": linear, "algorithm": algorithm, "start": start, "times": [0.0, 0.5]}
+sweeps = {}
+for count in (1, 2):
+    places.clear()
+    sweeps[count] = sgd.sweep("solve_ode", over=over, devices=count, **call)
+    assert len(places) == count, (count, places)
+np.testing.assert_array_equal(sweeps[1].risk, sweeps[2].risk)
+assert set(sweeps[2].failed.values) == {""}
 print("the same")
 """
 

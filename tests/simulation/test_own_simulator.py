@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sgdynamics.base.precision import float64
-from sgdynamics.simulation.running import NO_OBSERVATION, Simulator, run
+from sgdynamics.simulation.running import NO_OBSERVATION, Resources, Simulator, run
 
 RATE, NOISE = 0.1, 0.5
 
@@ -42,8 +42,8 @@ class RelaxingOverlap(Simulator):
     def overlaps(self, state):
         return {"M": np.asarray(state)}
 
-    def largest_group(self):
-        return 3
+    def resources(self, steps=0.0):
+        return Resources(largest_group=3)
 
 
 STEPS = np.array([0, 4, 10])

@@ -455,9 +455,10 @@ def test_invalid_arguments_raise():
         sgd.Rule(hebb, groups=3)
     with pytest.raises(ValueError, match="rates"):
         sgd.Rule(hebb, groups={"w": 1}, rates={"v": 1.0})
-    with pytest.raises(ValueError, match="on a fixed data set the loss may only read the fields"):
-        sgd.simulate(LOSS, sgd.GradientDescent(), start_of(LOSS), steps=[1], dimension=20)
     rule = sgd.Rule(hebb, groups={"w": 1})
+    for problem, algorithm in ((LOSS, sgd.EpochSGD()), (rule, sgd.GradientDescent())):
+        with pytest.raises(ValueError, match="on a fixed data set the loss may read the fields"):
+            sgd.simulate(problem, algorithm, start_of(LOSS), steps=[1], dimension=20)
     with pytest.raises(ValueError, match="this rule has no risk"):
         sgd.exit_time(rule, SGD, sgd.start(rule, M=[[0.2]], Q=[[1.0]]))
 

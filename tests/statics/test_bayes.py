@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -191,7 +193,8 @@ def test_probabilities_of_two_correlated_normals():
     from scipy.stats import multivariate_normal
 
     for h, k, r in [(0.3, -0.8, 0.6), (-1.2, 0.4, -0.9), (2.0, 2.0, 0.0)]:
-        expected = multivariate_normal([0, 0], [[1, r], [r, 1]]).cdf([h, k])
+        covariance: Any = [[1, r], [r, 1]]
+        expected = multivariate_normal([0, 0], covariance).cdf([h, k])
         value = binormal_probability(np.array([h]), np.array([k]), r)[0]
         assert value == pytest.approx(expected, abs=1e-6)
 

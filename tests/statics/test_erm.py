@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from scipy import optimize, special
 
 import sgdynamics as sgd
+from sgdynamics.problems.likelihoods import likelihood_of
 from sgdynamics.statics.erm import linear_data
 from sgdynamics.statics.erm_equations import ErmEquations, ErmState, LinearData
 from sgdynamics.statics.field_nodes import FieldNodes, LabelledFields, Overlaps
@@ -113,7 +115,7 @@ def test_several_eigenvalues():
     assert result.error.item() == pytest.approx(0.204820, abs=6e-7)
     # the reference has fields
     data = LinearData(
-        binary(SIGN).likelihood,
+        likelihood_of(binary(SIGN)),
         np.array([0.5, 1.0, 2.0]),
         np.array([0.5, 0.3, 0.2]),
         np.array([0.5, 0.3, 0.2])[:, None, None],
@@ -136,7 +138,7 @@ def test_ridge_reference_values():
     j = np.arange(1, 1501)
     eigenvalues, w2 = j**-1.5, j**-0.5
     gram = (w2 / (eigenvalues @ w2))[:, None, None]
-    data = LinearData(linear(0.1).likelihood, eigenvalues, np.ones(1500) / 1500, gram)
+    data = LinearData(likelihood_of(linear(0.1)), eigenvalues, np.ones(1500) / 1500, gram)
     solution = Ridge(data, linear_part(data), 200 / 1500).solve(0.5 / 1500)
     values = [solution.risk, solution.train_risk]
     np.testing.assert_allclose(values, [0.066285206, 0.0237171529], rtol=2e-9)
@@ -144,7 +146,7 @@ def test_ridge_reference_values():
 
 @pytest.mark.parametrize("labels", [SIGN, None])
 def test_ridge_closed_form_is_the_fixed_point(labels):
-    arguments = {"covariance": BLOCKS} if labels is None else {}
+    arguments: dict[str, Any] = {"covariance": BLOCKS} if labels is None else {}
     problem = sgd.MultiIndex(
         (lambda z: jnp.tanh(z[0]) + z[1] ** 2) if labels is None else first_signal,
         2 if labels is None else 1, 1, "linear", labels=labels,

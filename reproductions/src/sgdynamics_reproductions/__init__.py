@@ -9,6 +9,7 @@ few private ones, and a test compares the list with the imports.
 """
 
 from sgdynamics_reproductions import (
+    depth,
     dimension_free,
     effective_dynamics,
     epochs,
@@ -23,6 +24,7 @@ from sgdynamics_reproductions import (
 )
 
 __all__ = [
+    "depth",
     "dimension_free",
     "effective_dynamics",
     "epochs",

@@ -58,10 +58,11 @@ class AMP(FixedData):
     lr: Any = field(default=1.0, init=False, repr=False)
     samples_per_dimension: float = 3.0
     head_rate: Any = field(default=1.0, init=False, repr=False)
+    update: None = field(default=None, init=False, repr=False)
     estimator: str = "bayes"
     start: str = "zero"
 
-    kinds: ClassVar[tuple[str, ...]] = ("message passing",)
+    kind_on_data: ClassVar[str] = "message passing"
 
     def __post_init__(self) -> None:
         super().__post_init__()

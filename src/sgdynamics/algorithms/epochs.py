@@ -19,9 +19,10 @@ from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.cell_stability import LEVELS, CellStability, smallest_cells
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, HINTS, TRACED_FIELDS, FixedData
+from sgdynamics.algorithms.updates.momentum import cell_velocity
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import IntScalar, Numeric
-from sgdynamics.base.controls import Schedule
+from sgdynamics.base.controls import Schedule, rescale_schedule
 from sgdynamics.base.precision import float64
 
 ORDERS = ("reshuffle", "replacement", "fixed")
@@ -60,6 +61,9 @@ class EpochSGD(FixedData):
         order in every epoch; "replacement", independent draws from the n samples.
     head_rate : float or callable, default 1.0
         Learning rate of a trained head relative to ``lr``, or a function of t.
+    update : sgd.updates.Update, optional
+        Optimiser, one of ``sgd.updates``, in the units of ``OnePassSGD``, D = d. Defaults to plain
+        steps.
 
     Raises
     ------
@@ -84,7 +88,7 @@ class EpochSGD(FixedData):
     order: str = "reshuffle"
     head_rate: Any = field(default=1.0, kw_only=True)
 
-    kinds: ClassVar[tuple[str, ...]] = ("epochs",)
+    kind_on_data: ClassVar[str] = "epochs"
     rate_of: ClassVar[str] = "alpha"
     # Fraction of an epoch per step: batch/n or 1/cells, set by `in_steps`.
     share: ClassVar[float] = math.nan
@@ -180,6 +184,47 @@ class EpochSGD(FixedData):
             return count
         return smallest_cells(lambda cells: stability.has_margin(cells // LEVELS), self.lr, count)
 
+    def in_limit(self) -> Self:
+        """Return the algorithm whose cells have the limit d -> infinity of this one.
+
+        A velocity with a fixed factor beta remembers O(1) steps, in which no sample is repeated: it
+        is plain SGD at lr/(1 - beta). A velocity that averages over d/c steps is integrated over a
+        cell (`with_cell_velocity`).
+        """
+        update, law = self.update, self.law
+        if update is None or law is None:
+            return self
+        if law.memory == "fast" and law.equivalent_rate and "beta" in update.numbers:
+            beta = update.numbers["beta"]
+            if isinstance(beta, Schedule):
+                fix = (
+                    "epochs at d -> infinity need a constant factor. Use a number, or sgd.simulate"
+                )
+                raise checks.reject("beta", beta, fix)
+            if isinstance(self.head_rate, Schedule):
+                fix = "with momentum, epochs at d -> infinity need a constant rate of the head"
+                raise checks.reject("head_rate", self.head_rate, fix)
+            rate = 1 / (1 - beta)
+            lr = rescale_schedule(self.lr, rate, 1.0) if self.scheduled else rate * self.lr
+            return self.replace(lr=lr, update=None)
+        if update.kind in ("momentum", "nesterov") and "memory" in update.numbers:
+            return self
+        fix = (
+            "the limit of epochs is known for plain steps and for momentum and nesterov. Use one "
+            "of them, or sgd.simulate"
+        )
+        raise checks.reject("update", update, fix)
+
+    def with_cell_velocity(self) -> Self:
+        """Return the algorithm with the velocity of its update integrated over a cell."""
+        if self.update is None:
+            return self
+        span = self.share * self.samples_per_dimension / self.batch
+        integrated = copy(self)
+        velocity = cell_velocity(self.update.numbers["memory"], span)
+        object.__setattr__(integrated, "update", velocity)
+        return integrated
+
     @property
     def selects(self) -> bool:
         return True
@@ -195,9 +240,10 @@ class EpochSGD(FixedData):
     @property
     def parameters(self) -> dict[str, Any]:
         # A visit changes a sample's own fields by lr/batch, this many times the lr of a step.
-        return super().parameters | {
-            "own": pytrees.to_float64(1 / (self.share * self.samples_per_dimension))
-        }
+        own = 1 / (self.share * self.samples_per_dimension)
+        # With a velocity of its own, a visit does not move its own field at once.
+        own = own if self.update is None else 0.0
+        return super().parameters | {"own": pytrees.to_float64(own)}
 
 
 ALGORITHMS[EpochSGD.__name__] = EpochSGD

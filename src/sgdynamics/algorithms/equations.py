@@ -7,7 +7,7 @@ from typing import Any
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, Langevin, MultiPassSGD, PersistentSGD
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.algorithms.updates.law import hyperparameter_symbol, step_equation
+from sgdynamics.algorithms.updates.law import Law, hyperparameter_symbol, step_equation
 from sgdynamics.algorithms.updates.update import Update
 from sgdynamics.base.equations import Section
 
@@ -90,6 +90,10 @@ def fixed_data_section(
 ) -> Section:
     """Return the step on a fixed data set, and its clock."""
     decay = r" + \mathrm{al} W" if has_decay else ""
+    update_lines: list[str] = []
+    if algorithm.law is not None:
+        update_lines = _update_lines(algorithm, algorithm.law, has_decay)
+        decay = decay if algorithm.law.decay_inside else ""
     if isinstance(algorithm, EpochSGD):
         order = {
             "reshuffle": "a new random order in every epoch",
@@ -102,6 +106,10 @@ def fixed_data_section(
             rf"\text{{the batches take the }} n = \alpha d \text{{ samples in {order}}}",
             r"t = \frac{\mathrm{lr} \cdot \mathrm{steps}}{d}",
         ]
+        if update_lines:
+            gradient = r"\frac{1}{B} \sum_{\mu \in \mathrm{batch}} h_\mu x_\mu^\top"
+            lines[0] = f"G = {gradient}{decay}"
+            lines[1:1] = [*update_lines, "D = d"]
     else:
         selection = r"s_\mu " if algorithm.selects else ""
         divisor = "b n" if algorithm.divisor != 1.0 else "n"
@@ -110,6 +118,9 @@ def fixed_data_section(
             step = rf"\left({step}{decay}\right)"
         noise = r" + \sqrt{\frac{2 T \mathrm{lr}}{d}} N" if algorithm.has_thermal_noise else ""
         lines = [rf"W \leftarrow W - \mathrm{{lr}} {step}{noise}"]
+        if update_lines:
+            thermal = [rf"W \leftarrow W{noise}"] if noise else []
+            lines = [f"G = {step}", *update_lines, *thermal, "D = 1"]
         if isinstance(algorithm, PersistentSGD):
             lines.append(
                 r"s_\mu: 0 \to 1 \text{ with probability } \frac{\mathrm{lr}}{\tau},\quad "
@@ -125,6 +136,16 @@ def fixed_data_section(
             r"a \text{ takes the same steps with the rate } \mathrm{head\_rate} \, \mathrm{lr}"
         )
     return Section("Algorithm", tuple(lines))
+
+
+def _update_lines(algorithm: FixedData, law: Law, has_decay: bool) -> list[str]:
+    """Return the step of an update with the gradient G."""
+    lines = list(law.equations)
+    if has_decay and not law.decay_inside:
+        lines.append(step_equation(r"\mathrm{al} W"))
+    if law.noise and not isinstance(algorithm, EpochSGD):
+        lines.append(r"N_{i j} \sim \mathcal{N}\left(0, \tfrac{1}{d}\right)")
+    return lines
 
 
 def fixed_data_values(algorithm: FixedData, trains_head: bool) -> dict[str, Any]:
@@ -144,4 +165,6 @@ def fixed_data_values(algorithm: FixedData, trains_head: bool) -> dict[str, Any]
         values["T"] = stated.temperature
     if trains_head:
         values[r"\mathrm{head\_rate}"] = stated.head_rate
+    if stated.update is not None:
+        values |= update_values(stated.update)
     return values

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, ClassVar, Self, cast
 
@@ -27,6 +27,8 @@ from sgdynamics.algorithms.head_rates import (
     stated_head_rate,
     validate_head_rate,
 )
+from sgdynamics.algorithms.updates.law import Law
+from sgdynamics.algorithms.updates.update import Update, validate_update
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, Scalar
 from sgdynamics.base.controls import (
@@ -41,17 +43,12 @@ from sgdynamics.base.precision import float64
 # Largest number of tabulated steps of a learning rate that depends on t.
 MAX_TABULATED_STEPS = 1 << 22
 # Fields that JAX traces.
-TRACED_FIELDS = ("lr", "samples_per_dimension", "head_rate")
+TRACED_FIELDS = ("lr", "samples_per_dimension", "head_rate", "update")
 
 
-_PLAIN = (
-    "Only plain steps are supported on a fixed data set. Omit it, or use "
-    "sgd.OnePassSGD(update=...) with fresh samples."
-)
+_UPDATE = "Write update=sgd.updates.momentum(0.9), or another of sgd.updates."
 HINTS = {
-    **dict.fromkeys(
-        ("update", "momentum", "nesterov", "beta", "betas", "optimizer", "optimiser"), _PLAIN
-    ),
+    **dict.fromkeys(("momentum", "nesterov", "beta", "betas", "optimizer", "optimiser"), _UPDATE),
     "weight_decay": "Set it in the problem.",
     "learning_rate": "Write lr=...",
     "batch_size": "Use sgd.MultiPassSGD(batch_fraction=...) or sgd.EpochSGD(batch=...).",
@@ -67,9 +64,10 @@ class FixedData:
     lr: Any = 0.01
     samples_per_dimension: float = 3.0
     head_rate: Any = 1.0
+    update: Update | None = field(default=None, kw_only=True)
 
-    # Kinds in the support table.
-    kinds: ClassVar[tuple[str, ...]] = ("fixed data",)
+    # Kind in the support table.
+    kind_on_data: ClassVar[str] = "fixed data"
     # Variable of a learning-rate schedule.
     rate_of: ClassVar[str] = "t"
     # Order of the samples in an epoch (`epochs`). Not a ClassVar: dataclasses keep its position, so
@@ -86,6 +84,20 @@ class FixedData:
             checks.number("samples_per_dimension", self.samples_per_dimension, above=0.0),
         )
         object.__setattr__(self, "head_rate", validate_head_rate(self.head_rate, "t"))
+        validate_update(self.update)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of the algorithm in the support table."""
+        if self.law is None:
+            return (self.kind_on_data,)
+        kind = "coordinatewise update on data" if self.law.coordinatewise else "update on data"
+        return (self.kind_on_data, kind)
+
+    @property
+    def law(self) -> Law | None:
+        """Law of the update; None for plain steps."""
+        return None if self.update is None else self.update.law
 
     def replace(self, **changes: object) -> Self:
         """Return a copy with some arguments changed.
@@ -143,7 +155,8 @@ class FixedData:
             "head_rate": self.head_rate,
             "temperature": getattr(self, "temperature", 0.0),
         }
-        return {name: pytrees.to_float64(value) for name, value in values.items()}
+        values = {name: pytrees.to_float64(value) for name, value in values.items()}
+        return values if self.update is None else values | {"update": self.update.parameters}
 
     def check_times(self, times: np.ndarray) -> None:
         """Raise ValueError if a scheduled temperature or rate is negative or not finite."""
@@ -248,12 +261,17 @@ class FixedData:
         stated = getattr(self, "_stated", self)
         record: dict[str, Any] = {"kind": type(self).__name__}
         rerunnable = True
-        for field in fields(self):
-            if field.name == "head_rate":
+        for argument in fields(self):
+            if argument.name == "update":
+                if stated.update is None:
+                    continue
+                value = stated.update.describe()
+                is_complete = value.pop("rerunnable", True)
+            elif argument.name == "head_rate":
                 value, is_complete = describe_head_rate(stated_head_rate(stated))
             else:
-                value, is_complete = describe_schedule(getattr(stated, field.name))
-            record[field.name] = int(value) if isinstance(value, bool) else value
+                value, is_complete = describe_schedule(getattr(stated, argument.name))
+            record[argument.name] = int(value) if isinstance(value, bool) else value
             rerunnable = rerunnable and is_complete
         return record if rerunnable else {**record, "rerunnable": False}
 
@@ -276,6 +294,9 @@ class GradientDescent(FixedData):
         Size n of the data set divided by the dimension d.
     head_rate : float or callable, default 1.0
         Learning rate of a trained head relative to ``lr``, or a function of t.
+    update : sgd.updates.Update, optional
+        Optimiser, one of ``sgd.updates``, in units of a full batch (D = 1): thresholds and radii
+        are norms, and ``memory=c`` is a rate per step. Defaults to plain steps.
 
     Raises
     ------
@@ -311,6 +332,9 @@ class MultiPassSGD(FixedData):
     rescale : bool, default True
         Whether to divide the sum over the batch by batch_fraction n (the mean over the batch) or by
         n.
+    update : sgd.updates.Update, optional
+        Optimiser, one of ``sgd.updates``, in units of a full batch (D = 1): thresholds and radii
+        are norms, and ``memory=c`` is a rate per step. Defaults to plain steps.
 
     Raises
     ------
@@ -382,6 +406,9 @@ class PersistentSGD(MultiPassSGD):
         n.
     persistence_time : float, default 1.0
         Mean time that a sample stays out of the batch, in t.
+    update : sgd.updates.Update, optional
+        Optimiser, one of ``sgd.updates``, in units of a full batch (D = 1): thresholds and radii
+        are norms, and ``memory=c`` is a rate per step. Defaults to plain steps.
 
     Raises
     ------
@@ -441,6 +468,9 @@ class Langevin(FixedData):
     temperature : float or callable, default 1.0
         T, a number or a function of t: ``sgd.piecewise_rate([350.0], [1.0, 0.0])`` switches it off
         at t = 350.
+    update : sgd.updates.Update, optional
+        Optimiser, one of ``sgd.updates``, in units of a full batch (D = 1): thresholds and radii
+        are norms, and ``memory=c`` is a rate per step. Defaults to plain steps.
 
     Raises
     ------

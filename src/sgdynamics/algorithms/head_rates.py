@@ -6,6 +6,7 @@ which is what the equations see.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from copy import copy
 from typing import Any, Protocol, TypeVar, cast
@@ -15,6 +16,16 @@ import numpy as np
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.controls import describe_schedule, scalar_or_schedule
 from sgdynamics.problems.tops import Top
+
+# The rate of a head that is always at its optimum for the current overlaps.
+STATIC = "static"
+
+
+def is_static(rate: object) -> bool:
+    """Whether a rate of the head is "static", which is the rate infinity."""
+    return (isinstance(rate, str) and rate == STATIC) or (
+        isinstance(rate, float) and math.isinf(rate) and rate > 0
+    )
 
 
 class HasHeadRate(Protocol):
@@ -27,7 +38,12 @@ Algorithm = TypeVar("Algorithm", bound=HasHeadRate)
 
 
 def validate_head_rate(value: object, variable: str = "alpha") -> Any:
-    """Return a rate, a schedule, or a dictionary of these by leaf, after checks."""
+    """Return a rate, a schedule, or a dictionary of these by leaf, after checks.
+
+    The rate "static" is infinity.
+    """
+    if is_static(value):
+        return math.inf
     if isinstance(value, Mapping):
         return {
             str(name): scalar_or_schedule(f"head_rate[{name!r}]", rate, variable=variable)
@@ -38,6 +54,8 @@ def validate_head_rate(value: object, variable: str = "alpha") -> Any:
 
 def describe_head_rate(value: object) -> tuple[Any, bool]:
     """Return the rates as plain values, and whether they can be restored from these."""
+    if is_static(value):
+        return STATIC, True
     if isinstance(value, np.ndarray) and value.ndim:
         return value.tolist(), True
     if not isinstance(value, Mapping):

@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from sgdynamics.algorithms.head_rates import (
     describe_head_rate,
+    is_static,
     stated_head_rate,
     validate_head_rate,
     with_leaf_rates,
@@ -87,9 +88,10 @@ class OnePassSGD:
         Number of samples per step, at least 1. ``solve_ode``, ``solve_sde`` and
         ``optimal_protocol`` also accept real numbers and functions of alpha; simulations need an
         integer, which can differ between the phases of ``sgd.phases``.
-    head_rate : float, callable or dict, default 1.0
+    head_rate : float, callable, dict or str, default 1.0
         Learning rate of a trained head relative to ``lr``, or a function of alpha. For a problem
-        with a top also by leaf, ``{"B": 1.0, "b": 0.5}``, 1 for those that are left out.
+        with a top also by leaf, ``{"B": 1.0, "b": 0.5}``, 1 for those that are left out. "static"
+        keeps head or top at its optimum for the current overlaps, in ``solve_ode``.
     update : sgd.updates.Update, optional
         Optimiser, one of ``sgd.updates`` (momentum, adam, muon, own, ...). Defaults to plain SGD.
     per : str, default "dimension"
@@ -247,40 +249,37 @@ class OnePassSGD:
             raise checks.reject("batch", self.batch, fix)
         if self.law is not None and self.law.state_rate is not None:
             check_state_rate(self.law.state_rate, problem)
-        if self.law is None or structure is None:
-            return
-        if structure.trained and not self.law.trains_head:
-            raise checks.reject(
-                "update",
-                self.update,
-                'this update does not train a head. Use head="fixed" or another update.',
-            )
-        if structure.top is not None:
+        if self.has_static_head and structure is not None:
+            self._check_static_head(structure)
+        if self.law is not None and structure is not None:
+            check_update(self.update, self.law, structure)
+            if structure.top is not None:
+                self._check_top(problem)
+
+    def _check_static_head(self, structure: Structure) -> None:
+        """Raise ValueError unless there is a head that can follow its optimum."""
+        if not structure.trained:
+            fix = 'the head is fixed. Omit head_rate, or use head="trained" or a top.'
+            raise checks.reject("head_rate", "static", fix)
+        if self.stepping is not None:
+            fix = "a static head needs plain SGD. Omit update and temperature."
+            raise checks.reject("update", self.stepping, fix)
+
+    def _check_top(self, problem: Trainable) -> None:
+        """Raise ValueError for an update that has no meaning for a top.
+
+        Updates of the whole gradient act on the top coordinate by coordinate, or by its length.
+        Those of single rows do not, because the numbers of a top belong to no row.
+        """
+        if self.update is not None and ("over", "row") in self.update.options:
+            fix = 'a top belongs to no row. Use over="matrix", or plain SGD.'
+            raise checks.reject("update", self.update, fix)
+        if "head_decay" in problem.parameters:
             fix = (
-                "optimisers and temperatures are not supported for problems with a top: only "
-                "plain SGD, with rates by leaf in head_rate. Omit update and temperature."
+                "weight decay by leaf is only supported for plain SGD. Use one number, or "
+                "sgd.updates.weight_decay(rate, of=..., head=...)."
             )
             raise checks.reject("update", self.update, fix)
-        if structure.heads > 1:
-            raise checks.reject(
-                "update",
-                self.update,
-                "contexts with separate heads are only supported for plain SGD. Omit update.",
-            )
-        if (
-            structure.sample.context_spectra or structure.sample.noisy_inputs
-        ) and self.law.coordinatewise:
-            fix = (
-                "coordinatewise updates do not support input noise or contexts with different "
-                "covariances. Use an update that commutes with rotations."
-            )
-            raise checks.reject("update", self.update, fix)
-        if structure.constraint.fixes_norms and not self.law.allows_sphere:
-            raise checks.reject(
-                "update",
-                self.update,
-                "an average of rows does not stay on the sphere. Use constraint=None.",
-            )
 
     @property
     def scheduled(self) -> bool:
@@ -305,13 +304,19 @@ class OnePassSGD:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kinds of the algorithm in the support table."""
+        static = ("static head",) if self.has_static_head else ()
         if not self.counts:
-            return ("other batch",)
+            return (*static, "other batch")
         if self.law is None:
-            return ()
+            return static
         if self.update is None:
-            return ("temperature",)
-        return ("coordinatewise update",) if self.law.coordinatewise else ("other update",)
+            return (*static, "temperature")
+        return (*static, "coordinatewise update" if self.law.coordinatewise else "other update")
+
+    @property
+    def has_static_head(self) -> bool:
+        """Whether the head is at its optimum for the current overlaps."""
+        return is_static(self.head_rate)
 
     @property
     def flow(self) -> bool:
@@ -367,7 +372,8 @@ class OnePassSGD:
         """Hyperparameters as a dictionary that JAX can trace."""
         hyperparameters = {
             "lr": pytrees.to_float64(self.lr),
-            "head_rate": pytrees.to_float64(self.head_rate),
+            # A static head does not read its rate, and must not make a product with 0 NaN.
+            "head_rate": pytrees.to_float64(1.0 if self.has_static_head else self.head_rate),
         }
         if not self.counts:
             hyperparameters["batch"] = pytrees.to_float64(self.batch)
@@ -407,6 +413,34 @@ class OnePassSGD:
         if not rerunnable:
             record["rerunnable"] = False
         return record
+
+
+def check_update(update: Update | None, law: Law, structure: Structure) -> None:
+    """Raise ValueError if an update does not suit the structure of a problem."""
+    if structure.trained and not law.trains_head:
+        raise checks.reject(
+            "update",
+            update,
+            'this update does not train a head. Use head="fixed" or another update.',
+        )
+    if structure.heads > 1:
+        raise checks.reject(
+            "update",
+            update,
+            "contexts with separate heads are only supported for plain SGD. Omit update.",
+        )
+    if (structure.sample.context_spectra or structure.sample.noisy_inputs) and law.coordinatewise:
+        fix = (
+            "coordinatewise updates do not support input noise or contexts with different "
+            "covariances. Use an update that commutes with rotations."
+        )
+        raise checks.reject("update", update, fix)
+    if structure.constraint.fixes_norms and not law.allows_sphere:
+        raise checks.reject(
+            "update",
+            update,
+            "an average of rows does not stay on the sphere. Use constraint=None.",
+        )
 
 
 def _validate_batch(value: object) -> int | float | Schedule:
@@ -509,10 +543,12 @@ def take_step(
     stride: Stride,
     dimension: Scalar | None,
     number: IntScalar,
+    kicks: tuple[Numeric, Numeric] | None = None,
 ) -> Rows:
     """Take one step on one batch, of plain SGD or of an update with a `law`.
 
-    Plain SGD does not need the dimension.
+    Plain SGD does not need the dimension. The `kicks` of rows and head are added to an update
+    before rows on the sphere are normalised.
     """
     if law is None:
         gradients = source.mean(state.rows, state.head, None, None)
@@ -525,11 +561,15 @@ def take_step(
         lr, D, number, algorithm["head_rate"], stride.weight_decay, stride.structure
     )
     change = increments(law, algorithm["update"], state, source, setting)
-    rows, p = state.rows + change.rows, stride.structure.width
+    rows, p = jnp.asarray(state.rows + change.rows), stride.structure.width
+    head = state.head + change.head if stride.structure.trained else state.head
+    if kicks is not None:
+        rows = rows.at[:p].add(kicks[0])
+        if stride.structure.trained:
+            head = jnp.asarray(head).at[: len(kicks[1])].add(kicks[1])
     if stride.structure.constraint.fixes_norms:
         lengths = jnp.sqrt(jnp.sum(rows[:p] ** 2, axis=-1, keepdims=True))
         rows = jnp.asarray(rows).at[:p].divide(lengths)
     scalars = tuple(x + dx for x, dx in zip(state.scalars, change.scalars, strict=True))
     squares = tuple(x + dx for x, dx in zip(state.squares, change.squares, strict=True))
-    head = state.head + change.head if stride.structure.trained else state.head
     return Rows(rows, head, scalars, squares, state.signals)

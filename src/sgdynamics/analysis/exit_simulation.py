@@ -6,7 +6,7 @@ A risk that costs more than a step is not evaluated after each step, but only wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +18,13 @@ from jaxtyping import Bool
 
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.analysis.exit_requests import SHORTER_TIME, ExitRequest
-from sgdynamics.base.arrays import IntScalar, Numeric, PyTree, Scalar
+from sgdynamics.base.arrays import (
+    Device,
+    IntScalar,
+    Numeric,
+    PyTree,
+    Scalar,
+)
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.resources import check_steps
 from sgdynamics.dynamics.risk_floor import Anchor, RiskFloor
@@ -157,7 +163,7 @@ def _examine_if_needed(
 
 
 def simulate_exits(
-    request: ExitRequest, devices: list[jax.Device]
+    request: ExitRequest, devices: Sequence[Device]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Exit times in t (NaN for runs that have not left), and which runs diverged."""
     call, dynamics, end = request.call, request.dynamics, request.max_time
@@ -170,7 +176,7 @@ def simulate_exits(
         simulator = dynamics.simulator(
             request.method, call.initial_state, d, block_sizes, seed=call.seed
         )
-        simulator = over_devices(simulator, devices)
+    simulator = over_devices(simulator, devices)
     if dynamics.has_data:
         last_step = _steps_on_data(algorithm, end)
     else:

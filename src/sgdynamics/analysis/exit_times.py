@@ -24,6 +24,7 @@ from sgdynamics.analysis.exit_requests import (
 from sgdynamics.analysis.exit_results import ExitTimes, exit_time_of, warn_of_missing_exits
 from sgdynamics.analysis.exit_simulation import simulate_exits
 from sgdynamics.analysis.plateau_growth import warn_if_no_growth
+from sgdynamics.base.devices import choose_devices
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import shared_meter
 from sgdynamics.dynamics.adapter import Criterion
@@ -33,7 +34,6 @@ from sgdynamics.ode.integrate import run_cases
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
-from sgdynamics.simulation.devices import choose_devices
 
 __all__ = ["METHODS", "ExitTimes", "exit_time", "exit_time_of"]
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sgdynamics.base.registry import Question
 from sgdynamics.base.support import (
+    COORDINATES_ON_DATA,
     FRESH_SAMPLES,
     INTEGER_BATCH,
     NO_MESSAGE_PASSING,
@@ -56,6 +57,8 @@ ENTRIES = [
             "coordinatewise update": _EPOCHS,
             "fixed data": _EPOCHS,
             "epochs": None,
+            "update on data": None,
+            "coordinatewise update on data": COORDINATES_ON_DATA,
             "rule": NO_OVERLAPS_ON_DATA,
             "spiked tensor": NO_SPIKED_TENSOR,
             "own dynamics": NO_OWN_DYNAMICS,
@@ -65,6 +68,7 @@ ENTRIES = [
         "exit_time by the ODE",
         "sgdynamics.analysis.exit_times:exit_time",
         unsupported={
+            "static head": None,
             "other batch": INTEGER_BATCH,
             "fixed data": (
                 'the ODE describes fresh samples. Use method="dmft" or method="direct" on a fixed '

@@ -137,7 +137,7 @@ def worth_of_repeats(
         **options,
         progress=progress,
     )
-    one_pass = OnePassSGD(algorithm.lr, algorithm.batch, algorithm.head_rate)
+    one_pass = OnePassSGD(algorithm.lr, algorithm.batch, algorithm.head_rate, algorithm.update)
     alpha = np.linspace(0.0, CURVE_LENGTH * epoch_length * count, POINTS_PER_EPOCH * count + 1)
     curve = solve_ode(problem, one_pass, start, alpha=alpha)
     risk, error = repeated["risk"].values, repeated["risk_standard_error"].values

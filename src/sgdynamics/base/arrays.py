@@ -10,7 +10,7 @@ the library runs; `tests/architecture/test_shapes.py` checks them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from jax import Array
@@ -31,6 +31,13 @@ RealArray = float | Numeric
 RandomKey = Key[Array, ""]
 RandomKeys = Key[Array, " runs"]
 DType = np.dtype | type[np.generic]
+
+
+class Device(Protocol):
+    """A `jax.Device`, which is no type for a type checker."""
+
+    platform: str
+
 
 # An argument that a user may write as a number, as nested lists of numbers or as an array.
 ArrayArgument = float | Sequence[Any] | Numeric

@@ -352,6 +352,26 @@ REFERENCES: dict[str, Reference] = {
             "eprint": "2106.02713",
         },
     ),
+    "bordelon2022self": Reference(
+        "inproceedings",
+        ("Bordelon, Blake and Pehlevan, Cengiz"),
+        ("Self-consistent dynamical field theory of kernel evolution in wide neural networks"),
+        2022,
+        {
+            "booktitle": NEURIPS,
+            "eprint": "2205.09653",
+        },
+    ),
+    "yang2021tensor": Reference(
+        "inproceedings",
+        ("Yang, Greg and Hu, Edward J."),
+        ("Tensor programs {IV}: feature learning in infinite-width neural networks"),
+        2021,
+        {
+            "booktitle": ICML,
+            "eprint": "2011.14522",
+        },
+    ),
     "luo2025multi": Reference(
         "inproceedings",
         (
@@ -709,6 +729,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "TeacherStudent": ("saad1995line", "goldt2019dynamics"),
     "MultiIndex": ("benarous2022high", "collinswoodfin2023hitting"),
     "GaussianMixture": ("benarous2022high",),
+    "DeepLinear": ("yang2021tensor", "bordelon2022self"),
+    "WideNetwork": ("bordelon2022self", "yang2021tensor"),
     "SpikedTensor": ("benarous2022high",),
     "SpikedTensor.risk": ("benarous2022high",),
     "covariance": ("yoshida2019data", "collinswoodfin2023hitting"),

@@ -16,12 +16,15 @@ KINDS: dict[str, str] = {
     "rule": "a loss that reads overlaps, or a Rule",
     "dropout": "dropout of hidden units (keep, gain)",
     "contexts": "sgd.contexts: each sample belongs to one of several problems",
+    "students": "students that learn together or from each other (sgd.ensemble, sgd.stages)",
     "top": "a Problem with a trained network on top of the rows (top=...)",
     "other inputs": "noise on the student's inputs, or contexts with different covariances",
     "spiked tensor": "SpikedTensor",
     "own dynamics": "a subclass of Dynamics",
     "deep linear": "DeepLinear",
+    "wide network": "WideNetwork",
     "diagonal": "DiagonalNetwork",
+    "static head": 'one-pass SGD with head_rate="static"',
     "temperature": "one-pass SGD at a temperature",
     "other batch": "one-pass SGD with a non-integer or scheduled batch size",
     "other update": (
@@ -30,7 +33,14 @@ KINDS: dict[str, str] = {
     "coordinatewise update": (
         "one-pass SGD with an update of each coordinate (sign, Adam, AdaGrad, RMSprop)"
     ),
+    "workers": "Workers: local SGD, DiLoCo",
     "fixed data": "an algorithm on a fixed data set",
+    "update on data": (
+        "an algorithm on a fixed data set with an update that commutes with rotations"
+    ),
+    "coordinatewise update on data": (
+        "an algorithm on a fixed data set with an update of each coordinate"
+    ),
     "epochs": "EpochSGD (also an algorithm on a fixed data set)",
     "message passing": "AMP (also an algorithm on a fixed data set)",
 }
@@ -39,16 +49,22 @@ GENERAL_KIND = {
     "snr = inf": "mixture",
     "epochs": "fixed data",
     "message passing": "fixed data",
+    "update on data": "fixed data",
+    "coordinatewise update on data": "fixed data",
 }
 # The argument that an error names, where the algorithm is the cause; otherwise `problem`.
 ARGUMENT = {
+    "static head": "head_rate",
     "temperature": "temperature",
     "other batch": "batch",
     "other update": "update",
     "coordinatewise update": "update",
+    "workers": "algorithm",
     "fixed data": "algorithm",
     "epochs": "algorithm",
     "message passing": "algorithm",
+    "update on data": "update",
+    "coordinatewise update on data": "update",
 }
 
 # Reasons and remedies that several questions share.
@@ -61,14 +77,32 @@ INTEGER_BATCH = (
     "during training. Non-integer and scheduled batch sizes are supported by sgd.solve_ode, "
     "sgd.solve_sde and sgd.optimal_protocol."
 )
+NO_WORKERS = (
+    "several workers are supported by sgd.solve_ode, sgd.solve_sde and sgd.simulate only. Use "
+    "sgd.OnePassSGD(...); for short rounds workers.short_rounds is the same."
+)
+NO_STUDENTS = (
+    "several students are supported by sgd.solve_ode, sgd.solve_sde and sgd.simulate only. Use a "
+    "problem of one network."
+)
 FRESH_SAMPLES = "only fresh samples are supported here. Use sgd.OnePassSGD(...)."
 NO_MESSAGE_PASSING = (
     "message passing is supported by sgd.simulate and sgd.solve_dmft. Use sgd.GradientDescent(...) "
     "or another algorithm on a data set."
 )
+COORDINATES_ON_DATA = (
+    "an update of each coordinate does not commute with rotations, and the theory of a fixed data "
+    "set is a theory of rotated coordinates. Use direct runs, sgd.simulate(method='direct'), or an "
+    "update that commutes with rotations."
+)
+NO_UPDATE_HERE = (
+    "updates on a fixed data set are not supported here. Omit update, or use sgd.simulate or "
+    "sgd.solve_dmft."
+)
 NO_OVERLAPS_ON_DATA = (
-    "on a fixed data set the loss may only read the fields. Use fresh samples, "
-    "sgd.OnePassSGD(...), for a Rule or a loss that reads overlaps."
+    "on a fixed data set the loss may read the fields, and the overlaps Q and M of all rows under "
+    "sgd.GradientDescent and other algorithms without epochs. Use sgd.OnePassSGD(...) for a Rule "
+    "and for overlaps by block."
 )
 ONE_PASS_REGULARISERS = (
     "dropout, input noise and contexts are not supported here. Use one-pass SGD and sgd.solve_ode, "
@@ -82,38 +116,79 @@ NO_OWN_DYNAMICS = (
     "a problem with Gaussian inputs is needed here, not a Dynamics. Use sgd.solve_ode, "
     "sgd.solve_sde, sgd.simulate, sgd.exit_time or sgd.optimal_protocol."
 )
+NO_STATIC_HEAD = (
+    'head_rate="static" is a limit of the ODE. Use sgd.solve_ode or sgd.exit_time, or a finite '
+    "head_rate."
+)
 NO_DEEP_LINEAR = (
     "a deep linear network has no overlaps of rows, which are needed here. Use sgd.solve_dmft, "
     "sgd.solve_large_batch, sgd.simulate or sgd.sweep."
 )
-# Algorithms that no question supports for a deep linear network.
-DEEP_LINEAR_ALGORITHMS = {
-    "temperature": ("thermal noise is not supported for deep linear networks. Use temperature=0."),
-    "other batch": (
-        "the batch size of a deep linear network must be an integer. Use batch=4, for example."
-    ),
-    "coordinatewise update": (
-        "updates of each coordinate depend on the axes of the layers, and deep linear networks are "
-        "solved in rotated frames. Use update=None, sgd.updates.momentum(...) or "
-        "sgd.updates.nesterov(...)."
-    ),
-    "epochs": (
-        "epochs are not supported for deep linear networks. Use sgd.GradientDescent(...) or "
-        "sgd.MultiPassSGD(...)."
-    ),
-}
+NO_WIDE_NETWORK = (
+    "an infinitely wide network on a given data set has no Gaussian inputs and no overlaps, which "
+    "are needed here. Use sgd.solve_dmft or sgd.sweep."
+)
 NO_DIAGONAL = (
     "the weights of a diagonal network do not close on overlaps of rows, which are needed here. "
     "Use sgd.solve_ode, sgd.solve_dmft, sgd.simulate or sgd.sweep."
 )
-# Algorithms that no question supports for a diagonal network.
-DIAGONAL_ALGORITHMS = dict.fromkeys(
-    ("temperature", "other update", "coordinatewise update"),
-    "diagonal networks are trained by plain steps. Use update=None and no temperature.",
-) | dict.fromkeys(
-    ("epochs", "message passing"),
-    "diagonal networks support sgd.GradientDescent(...) and sgd.MultiPassSGD(...) on a data set.",
-)
+# Kinds that questions do not support, except for those that say so (None).
+RARELY_SUPPORTED = {
+    "deep linear": NO_DEEP_LINEAR,
+    "wide network": NO_WIDE_NETWORK,
+    "diagonal": NO_DIAGONAL,
+    "students": NO_STUDENTS,
+    "workers": NO_WORKERS,
+    "static head": NO_STATIC_HEAD,
+}
+UPDATES_ON_DATA = ("update on data", "coordinatewise update on data")
+# Algorithms that no question supports for a kind of problem, and those (None) that each question
+# supports which supports the problem.
+COMBINATIONS: dict[str, dict[str, str | None]] = {
+    "deep linear": {
+        "temperature": (
+            "thermal noise is not supported for deep linear networks. Use temperature=0."
+        ),
+        "other batch": (
+            "the batch size of a deep linear network must be an integer. Use batch=4, for example."
+        ),
+        "other update": None,  # the dynamics names those that are not supported
+        "coordinatewise update": (
+            "updates of each coordinate depend on the axes of the layers, and deep linear networks "
+            "are solved in rotated frames. Use update=None, sgd.updates.momentum(...) or "
+            "sgd.updates.nesterov(...)."
+        ),
+        **dict.fromkeys(
+            UPDATES_ON_DATA,
+            "on a fixed data set, deep linear networks only take plain steps. Omit update.",
+        ),
+        "epochs": (
+            "epochs are not supported for deep linear networks. Use sgd.GradientDescent(...) or "
+            "sgd.MultiPassSGD(...)."
+        ),
+    },
+    "wide network": dict.fromkeys(
+        ("epochs", "message passing"),
+        "wide networks are trained with sgd.GradientDescent(...) or sgd.MultiPassSGD(...). Use one "
+        "of these.",
+    ),
+    "diagonal": {
+        **dict.fromkeys(
+            ("temperature", "other update", "coordinatewise update", *UPDATES_ON_DATA),
+            "diagonal networks are trained by plain steps. Use update=None and no temperature.",
+        ),
+        **dict.fromkeys(
+            ("epochs", "message passing"),
+            "diagonal networks support sgd.GradientDescent(...) and sgd.MultiPassSGD(...) on a "
+            "data set.",
+        ),
+    },
+    "top": dict.fromkeys(
+        UPDATES_ON_DATA,
+        "optimisers are not supported for problems with a top: only plain steps, with rates by "
+        "leaf in head_rate. Omit update.",
+    ),
+}
 INFINITE_VARIANCE = (
     "its variance is infinite, so steps of the squared loss have no second moment and this theory "
     "does not apply. Use sgd.updates.sign(), sgd.updates.clipped(...) or sgd.updates.normalised() "
@@ -140,11 +215,8 @@ def discontinuous_drift(consequence: str) -> str:
 def why_not(question: str, kind: str) -> str | None:
     """The reason why a question does not support a kind, or None if it does."""
     unsupported = registry.find(question).unsupported
-    # Questions that support deep linear or diagonal networks say so (None).
-    if kind == "deep linear":
-        return unsupported.get(kind, NO_DEEP_LINEAR)
-    if kind == "diagonal":
-        return unsupported.get(kind, NO_DIAGONAL)
+    if kind in RARELY_SUPPORTED:
+        return unsupported.get(kind, RARELY_SUPPORTED[kind])
     return unsupported.get(kind, unsupported.get(GENERAL_KIND.get(kind, "")))
 
 
@@ -163,24 +235,36 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
     on_data = bool({"fixed data", "epochs", "message passing"} & set(algorithm_kinds))
     for kind in (*problem_kinds, *algorithm_kinds):
         reason = why_not(question, kind)
-        # Four combinations of a problem and an algorithm are unsupported by every question.
+        # Some combinations of a problem and an algorithm are unsupported by every question.
         if kind == "rule" and on_data:
-            reason = NO_OVERLAPS_ON_DATA
+            reason = _reason_of_overlaps(reason, problem, algorithm_kinds)
         if kind in REGULARISERS and on_data:
             reason = ONE_PASS_REGULARISERS
         if kind in OTHER_STEPS and "fields" not in problem_kinds:
             reason = PLAIN_SGD
-        if "deep linear" in problem_kinds and kind in (*PLAIN_ONE_PASS, "epochs"):
-            # Momentum is supported. The dynamics names other updates that are not.
-            default = reason if kind == "fixed data" else None
-            reason = DEEP_LINEAR_ALGORITHMS.get(kind, default)
-        if "diagonal" in problem_kinds:
-            reason = DIAGONAL_ALGORITHMS.get(kind, reason)
+        for problem_kind in problem_kinds:
+            reason = COMBINATIONS.get(problem_kind, {}).get(kind, reason)
         if reason is not None:
             argument = ARGUMENT.get(kind, "problem")
             values = {"problem": problem, "algorithm": algorithm}
             value = values.get(argument, getattr(algorithm, argument, None))
             raise checks.reject(argument, value, reason)
+
+
+def _reason_of_overlaps(
+    reason: str | None, problem: Any, algorithm_kinds: tuple[str, ...]
+) -> str | None:
+    """Return why a question does not support a loss that reads overlaps on a data set, or None.
+
+    The table has the reason for rules. A loss that reads Q and M of all rows is supported where
+    only rules are not.
+    """
+    loss = problem.structure.loss
+    others = {"epochs", "message passing", "coordinatewise update on data"}
+    reads_more = loss.reads_blocks or loss.reads_lengths or not loss.is_gradient
+    if reads_more or others & set(algorithm_kinds):
+        return NO_OVERLAPS_ON_DATA
+    return None if reason == NO_OVERLAPS_ON_DATA else reason
 
 
 def _require_moments(question: str, problem: Any, algorithm: object) -> None:

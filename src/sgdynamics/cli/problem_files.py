@@ -39,7 +39,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.results.datasets import decode, encode
-from sgdynamics.results.records import algorithm_from, problem_from, start_of
+from sgdynamics.results.records import STATING_START, algorithm_from, problem_from, start_of
 from sgdynamics.results.states import start_from
 from sgdynamics.results.storage import groups_in, load
 
@@ -172,8 +172,7 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
         decode(f"the result's attribute {key}", result.attrs.get(key))
         for key in ("problem", "algorithm")
     )
-    # These problems state their initial weights themselves.
-    has_start = problem.get("kind") not in ("DeepLinear", "DiagonalNetwork")
+    has_start = problem.get("kind") not in STATING_START
     first: Any = start_from(result, 0) if has_start else None
     if not has_start:
         overlaps = {}

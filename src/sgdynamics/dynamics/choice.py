@@ -13,14 +13,21 @@ from sgdynamics.dynamics.axes import AxesDynamics
 from sgdynamics.dynamics.deep_linear import DeepDataDynamics, DeepLinearDynamics
 from sgdynamics.dynamics.diagonal import DiagonalDataDynamics, DiagonalDynamics
 from sgdynamics.dynamics.fields import FieldDynamics
-from sgdynamics.dynamics.fixed_data import AMPDynamics, EpochDynamics, FixedDataDynamics
+from sgdynamics.dynamics.fixed_data import (
+    AMPDynamics,
+    EpochDynamics,
+    FixedDataDynamics,
+    with_step_of_overlaps,
+)
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.dynamics.sliding import SlidingDynamics
 from sgdynamics.dynamics.spiked_tensor import SpikedDynamics
 from sgdynamics.dynamics.updates import UpdateDynamics
 from sgdynamics.dynamics.user import UserDynamics
+from sgdynamics.dynamics.wide_network import WideNetworkDynamics
 from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.problems.diagonal import DiagonalNetwork
+from sgdynamics.problems.wide_network import WideNetwork
 
 
 def dynamics_of(
@@ -31,19 +38,21 @@ def dynamics_of(
     Raises ValueError if the solver does not support this combination.
     """
     require(solver, problem, algorithm)
+    on_data = isinstance(algorithm, FixedData)
     if isinstance(problem, DeepLinear):
-        on_data = isinstance(algorithm, FixedData)
         return (DeepDataDynamics if on_data else DeepLinearDynamics)(problem, algorithm)
     if isinstance(problem, DiagonalNetwork):
-        on_data = isinstance(algorithm, FixedData)
         return (DiagonalDataDynamics if on_data else DiagonalDynamics)(problem, algorithm)
-    if isinstance(algorithm, FixedData) and "fields" in problem.kinds:
+    if isinstance(problem, WideNetwork):
+        return WideNetworkDynamics(problem, validate_fixed_data(algorithm))
+    if on_data and "fields" in problem.kinds:
         kind: type[FixedDataDynamics] = FixedDataDynamics
         if "epochs" in algorithm.kinds:
             kind = EpochDynamics
         elif "message passing" in algorithm.kinds:
             kind = AMPDynamics
-        return kind(problem, with_leaf_rates(validate_fixed_data(algorithm), problem))
+        on_data = with_step_of_overlaps(validate_fixed_data(algorithm), problem.structure)
+        return kind(problem, with_leaf_rates(on_data, problem))
     one_pass = validate_algorithm(algorithm, problem=problem)
     if isinstance(problem, Dynamics):
         return UserDynamics(problem, one_pass)

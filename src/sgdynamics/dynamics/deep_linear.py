@@ -45,12 +45,12 @@ class DeepLinearDynamics(SolverDynamics[DeepStart]):
 
     def __init__(self, problem: DeepLinear, algorithm: OnePassSGD | FixedData) -> None:
         self.problem = problem
-        if isinstance(algorithm, FixedData):
-            algorithm = validate_fixed_data(algorithm)
-        else:
-            algorithm = validate_algorithm(algorithm, problem=problem)
-        self.algorithm: Any = _validate(algorithm)
+        self.algorithm: Any = _validate(self.validate_algorithm(algorithm))
         self.last_step = 0
+
+    def validate_algorithm(self, algorithm: Any) -> OnePassSGD | FixedData:
+        """The algorithm, validated for this dynamics."""
+        return validate_algorithm(algorithm, problem=self.problem)
 
     @property
     def parameters(self) -> Parameters:
@@ -175,6 +175,9 @@ class DeepDataDynamics(DeepLinearDynamics):
     has_data: ClassVar[bool] = True
     assumptions: ClassVar[str] = "Gaussian inputs, a fixed data set, random initial weights"
 
+    def validate_algorithm(self, algorithm: Any) -> FixedData:
+        return validate_fixed_data(algorithm)
+
 
 def _validate(algorithm: OnePassSGD | FixedData) -> OnePassSGD | FixedData:
     """Raise ValueError for an algorithm that deep linear networks do not support."""
@@ -189,7 +192,7 @@ def _validate(algorithm: OnePassSGD | FixedData) -> OnePassSGD | FixedData:
     if algorithm.head_rate != 1.0:
         fix = "the parametrisation sets the rates of all layers. Omit head_rate."
         raise checks.reject("head_rate", algorithm.head_rate, fix)
-    if isinstance(algorithm, OnePassSGD) and algorithm.flow:
+    if getattr(algorithm, "flow", False):
         fix = "gradient flow makes no steps. Use a learning rate above 0."
         raise checks.reject("lr", algorithm.lr, fix)
     update = getattr(algorithm, "update", None)

@@ -34,6 +34,7 @@ from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock, integration_points
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.results.variables import VARIABLES
+from sgdynamics.samples import input_covariance
 from sgdynamics.samples.spectra import MAX_DIMENSION
 from sgdynamics.simulation.running import Simulator
 
@@ -194,7 +195,7 @@ class DiagonalDynamics(SolverDynamics[DiagonalStart]):
         runs, parameters = initial_state.runs, self.problem.parameters
         u, v = parameters["start"]
         a, b, shares = u * v, parameters["teacher"], parameters["shares"]
-        trace = parameters["fractions"] @ parameters["eigenvalues"]
+        trace = input_covariance.trace(parameters)
         values = {
             "overlap": a * (shares @ b),
             "squared_norm": a**2,

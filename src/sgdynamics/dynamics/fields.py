@@ -32,6 +32,7 @@ from sgdynamics.expectations.risk import (
     Risks,
     choose_quadrature,
     compute_risks,
+    grid_error,
     population_risk,
     refine_quadrature,
     risk_at,
@@ -39,8 +40,9 @@ from sgdynamics.expectations.risk import (
 from sgdynamics.ode.case import ATOL, MARGIN, RTOL, Case, Watch, from_units, in_units
 from sgdynamics.ode.drift import MeanStep, finite_dimension_inputs, replicate_inputs
 from sgdynamics.ode.late_times import Flat, rates_at
+from sgdynamics.ode.static_top import check_rates, find_optimum
 from sgdynamics.problems.frames import check_dimension
-from sgdynamics.problems.losses import ContextLoss, label_noise
+from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.overlap_starts import Start, broadcast_runs, validate_start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.results.build import Labels
@@ -174,7 +176,10 @@ class FieldDynamics(SolverDynamics[Start]):
             quadrature = choose_quadrature(
                 self.definition, initial_state.Q_blocks, QUADRATURE_MARGIN
             )
-        field = MeanStep(self.structure, quadrature, batch, flow)
+            quadrature = self._refine_at_start(quadrature, initial_state)
+        static = self.algorithm.has_static_head
+        field = MeanStep(self.structure, quadrature, batch, flow, static)
+        initial_state = self._relax_head(initial_state, quadrature, dimension)
         replicates, finite = replicate_inputs(self.structure, quadrature, flow, finite)
         shared = {
             "problem": self.parameters,
@@ -197,6 +202,38 @@ class FieldDynamics(SolverDynamics[Start]):
             coarse_field = replace(field, quadrature=coarse)
             case = replace(case, approximation=(coarse_field, {**replicates, "nodes": nodes}))
         return SolveRequest(self, initial_state, clock, dimension, rtol, atol, case, quadrature)
+
+    def _relax_head(
+        self, initial_state: Start, quadrature: Quadrature, dimension: int | None
+    ) -> Start:
+        """Return the start of the ODE, with a static head at its optimum.
+
+        Raises ValueError for rates of the head of order d, for which the ODE is not the limit.
+        """
+        algorithm = self.algorithm
+        if not self.structure.trained:
+            return initial_state
+        nodes = expectation_of(self.structure).nodes(quadrature, algorithm.flow)
+        setting = (self.structure, quadrature, nodes, values_at(self.parameters, 0.0))
+        M, Q = initial_state.M_blocks, initial_state.Q_blocks
+        if algorithm.has_static_head:
+            runs = zip(M, Q, initial_state.a, strict=True)
+            heads = [find_optimum(*setting, *run) for run in runs]
+            return replace(initial_state, a=np.stack(heads))
+        rates = np.asarray(values_at(algorithm.parameters, 0.0)["head_rate"])
+        lr = float(algorithm.rates(np.zeros(1))[0])
+        check_rates(rates, lr, dimension, *setting, M[0], Q[0], initial_state.a[0])
+        return initial_state
+
+    def _refine_at_start(self, quadrature: Quadrature, initial_state: Start) -> Quadrature:
+        """A quadrature that is fine enough at the start, where a solution is expensive."""
+
+        def error(quadrature: Quadrature) -> float:
+            parameters = values_at(self.parameters, 0.0)
+            states = self.state_arrays(initial_state)
+            return grid_error(self.structure, quadrature, parameters, states)
+
+        return expectation_of(self.structure).fine_enough(quadrature, error)
 
     def _units(self, overlaps: tuple[str, ...], others: tuple[str, ...]) -> dict[str, Any]:
         """Units of the states of a spectrum, those of the variance of the fields.
@@ -480,9 +517,7 @@ class FieldDynamics(SolverDynamics[Start]):
         """The axes of a leaf of the top; the first is "context" if each context has its own."""
         assert self.structure.top is not None
         axes = self.structure.top.axes(name)
-        loss = self.structure.loss
-        has_own = isinstance(loss, ContextLoss) and name in loss.own_leaves
-        return ("context", *axes[1:]) if has_own else axes
+        return ("context", *axes[1:]) if name in self.structure.loss.own_leaves else axes
 
     def labels(self, values: Mapping[str, np.ndarray]) -> Labels:
         variables, coordinates = VARIABLES, {}

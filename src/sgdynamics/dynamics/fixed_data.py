@@ -9,15 +9,20 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.algorithms.one_pass import check_update
+from sgdynamics.algorithms.updates.additions import PLAIN
 from sgdynamics.base import checks
 from sgdynamics.base.controls import is_scheduled
+from sgdynamics.base.support import COORDINATES_ON_DATA
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.fixed_data.direct_epochs import DirectEpochs
 from sgdynamics.fixed_data.exact import ExactFixedData
+from sgdynamics.fixed_data.gradient_calls import gradient_calls
 from sgdynamics.fixed_data.message_passing import MessagePassing
 from sgdynamics.problems.overlap_starts import Start
-from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.results.clock import Clock
 from sgdynamics.simulation.running import Simulator
 
@@ -29,6 +34,8 @@ class FixedDataDynamics(FieldDynamics):
     """
 
     has_data: ClassVar[bool] = True
+    reads_full_batches: ClassVar[bool] = True
+    dimension: int | None = None  # of runs of epochs
     assumptions: ClassVar[str] = "Gaussian inputs, a fixed data set"
 
     def resolve_steps(self, dimension: int | None, cells: int | None) -> FixedDataDynamics:
@@ -40,12 +47,48 @@ class FixedDataDynamics(FieldDynamics):
         if any(is_scheduled(leaf) for leaf in draws):
             fix = "a data set is drawn once: its probabilities do not depend on t; give numbers"
             raise checks.reject("draws", self.definition, fix)
+        self.check_update(clock)
         if not self.algorithm.scheduled or clock.step is None:
             return self
         # A schedule of t becomes a table of step sizes that ends with the run.
         validated = copy(self)
         validated.algorithm = self.algorithm.with_tabulated_rate(float(clock.step[-1]))
         return validated
+
+    def check_update(self, clock: Clock) -> None:
+        """Raise ValueError for an update that does not suit the problem or the algorithm."""
+        algorithm, update, law = self.algorithm, self.algorithm.update, self.algorithm.law
+        if update is None or law is None:
+            return
+        check_update(update, law, self.structure)
+        if not self.reads_full_batches and self.dimension is not None:
+            update.check_memory(float(self.dimension), clock.t)
+        if self.reads_full_batches:
+            update.check_memory(1.0, clock.t, "a step reads the whole data set")
+            if gradient_calls(update, self.structure).by_sample:
+                fix = (
+                    "the gradient of one sample has a norm of order sqrt(d), in units in which "
+                    "that of a full batch is of order 1. Use over='all' or over='row', or "
+                    "sgd.EpochSGD"
+                )
+                raise checks.reject("update", update, fix)
+        if algorithm.has_thermal_noise and (law.noise or law.iterate != "weights"):
+            fix = (
+                "thermal noise is only supported for updates of the weights that have no noise. "
+                "Use sgd.GradientDescent, or another update"
+            )
+            raise checks.reject("update", update, fix)
+
+    def check_method(self, method: str, shared_data: bool) -> None:
+        """Raise ValueError for a method that the update does not support."""
+        law = self.algorithm.law
+        if law is None or not law.coordinatewise:
+            return
+        if method == "exact":
+            raise checks.reject("method", method, COORDINATES_ON_DATA)
+        if shared_data:
+            fix = "an update of each coordinate needs a random frame per run. Omit shared_data"
+            raise checks.reject("shared_data", shared_data, fix)
 
     def _evaluator_of(self, other: Problem) -> FixedDataDynamics:
         return FixedDataDynamics(other, self.algorithm)
@@ -61,6 +104,7 @@ class FixedDataDynamics(FieldDynamics):
         seed: int = 0,
         shared_data: bool = False,
     ) -> Simulator:
+        self.check_method(method, shared_data)
         arguments = (self.definition, self.algorithm, initial_state, dimension, block_sizes)
         if method == "direct":
             return DirectFixedData(*arguments, dtype, seed, shared_data)
@@ -68,6 +112,19 @@ class FixedDataDynamics(FieldDynamics):
             fix = "the exact law keeps no data set to share: take method='direct'"
             raise checks.reject("shared_data", shared_data, fix)
         return ExactFixedData(*arguments, seed)
+
+
+def with_step_of_overlaps(algorithm: FixedData, structure: Structure) -> FixedData:
+    """The algorithm, with plain steps as an update if the loss reads the overlaps.
+
+    The gradient of such a loss has terms along rows and signals, which steps of updates include.
+    """
+    if not structure.loss.reads_overlaps or algorithm.update is not None:
+        return algorithm
+    with_update = copy(algorithm)
+    object.__setattr__(with_update, "update", PLAIN)
+    object.__setattr__(with_update, "_stated", getattr(algorithm, "_stated", algorithm))
+    return with_update
 
 
 class AMPDynamics(FixedDataDynamics):
@@ -130,10 +187,13 @@ class EpochDynamics(FixedDataDynamics):
     """
 
     always_direct: ClassVar[bool] = True
+    reads_full_batches: ClassVar[bool] = False
+    dimension: int | None = None
     assumptions: ClassVar[str] = "Gaussian inputs, epochs over a fixed data set"
 
     def resolve_steps(self, dimension: int | None, cells: int | None) -> EpochDynamics:
         algorithm, resolved = self.algorithm, copy(self)
+        resolved.dimension = dimension
         if cells is not None:
             resolved.algorithm = algorithm.in_steps(1 / cells)
             return resolved
@@ -154,5 +214,6 @@ class EpochDynamics(FixedDataDynamics):
         seed: int = 0,
         shared_data: bool = False,
     ) -> Simulator:
+        self.check_method("direct", shared_data)
         arguments = (self.definition, self.algorithm, initial_state, dimension, block_sizes)
         return DirectEpochs(*arguments, dtype, seed, shared_data)

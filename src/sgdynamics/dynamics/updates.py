@@ -40,6 +40,7 @@ from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock, integration_points
+from sgdynamics.results.variables import VARIABLES
 from sgdynamics.simulation.running import Simulator
 
 # Two mean steps at different large D agree if they differ by less than SAME times the largest
@@ -64,11 +65,12 @@ class UpdateDynamics(FieldDynamics):
     def _slow_state(self, initial_state: Start) -> Arrays:
         """All sets of rows that move as slowly as the weights, with a leading axis of runs."""
         states = all_rows(self.algorithm.stepping, initial_state, self.structure.width)
-        rows = self.structure.width * (1 + len(slow_rows(self.algorithm.law)))
+        sets = 1 + len(slow_rows(self.algorithm.law))
+        rows = self.structure.width * sets
         slow = {
             "rows_M": states["rows_M"][:, :, :rows],
             "rows_Q": states["rows_Q"][:, :, :rows, :rows],
-            "rows_a": states["rows_a"][:, :rows],
+            "rows_a": states["rows_a"][:, : self.structure.head_size * sets],
         }
         return states | slow
 
@@ -281,8 +283,12 @@ class UpdateDynamics(FieldDynamics):
     def labels(self, values: Mapping[str, np.ndarray]) -> Labels:
         law, width = self.algorithm.law, self.structure.width
         variables, coordinates = super().labels(values)
+        if "rows_a" in values and self.structure.top is not None:
+            # The numbers of a top belong to no row.
+            entries = VARIABLES["rows_a"]._replace(axes=("set_entry",))
+            variables = {**variables, "rows_a": entries}
         if "rows_a" in values:
-            sets = ["weights", *law.rows][: values["rows_a"].shape[-1] // width]
+            sets = ["weights", *law.rows][: values["rows_Q"].shape[-1] // width]
             meaning = {"long_name": "which set of rows"}
             coordinates["row_set"] = ("set_row", np.repeat(sets, width), meaning)
         for name, names in (("update_scalar", law.scalars), ("update_square", law.squares)):
@@ -297,7 +303,8 @@ def with_weights(states: Mapping[str, Any], width: int) -> dict[str, Any]:
 
     Empty variables are left out, and so are the sets of rows if the weights are the only one.
     """
-    only_weights = states["rows_a"].shape[-1] == width
+    sets = states["rows_Q"].shape[-1] // width
+    only_weights = sets == 1
     stored = {
         name: value
         for name, value in states.items()
@@ -306,18 +313,20 @@ def with_weights(states: Mapping[str, Any], width: int) -> dict[str, Any]:
     return stored | {
         "M": states["rows_M"][..., :width, :],
         "Q": states["rows_Q"][..., :width, :width],
-        "a": states["rows_a"][..., :width],
+        "a": states["rows_a"][..., : states["rows_a"].shape[-1] // sets],
     }
 
 
 def all_rows(update: Update, start: Start, width: int) -> Arrays:
     """All sets of rows of a start, with a leading axis of runs; missing sets are 0."""
     rows = update_start(update, start)
-    missing = width * count_row_sets(update.law) - rows.M.shape[2]
+    sets = count_row_sets(update.law)
+    missing = width * sets - rows.M.shape[2]
+    missing_heads = sets * start.a.shape[1] - rows.a.shape[1]
     return {
         "rows_M": np.pad(rows.M, ((0, 0), (0, 0), (0, missing), (0, 0))),
         "rows_Q": np.pad(rows.Q, ((0, 0), (0, 0), (0, missing), (0, missing))),
-        "rows_a": np.pad(rows.a, ((0, 0), (0, missing))),
+        "rows_a": np.pad(rows.a, ((0, 0), (0, missing_heads))),
         "update_scalars": rows.scalars,
         "update_squares": rows.squares,
     }

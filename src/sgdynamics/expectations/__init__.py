@@ -19,6 +19,9 @@ class              losses and samples                          error estimate
                    correlation loss
 `LabelSums`        networks with a law of binary labels,       replicates of scrambled Sobol points
                    any other loss
+`ClassGrids`       softmax losses of two or three classes      a second grid, shifted, with fewer
+                   whose label is the largest signal, one or   nodes in each sector
+                   two units
 `FewFields`        smooth losses of up to four fields,         a second grid, shifted by half a
                    rules that jump at 0                        spacing
 `SobolAverages`    all other losses and rules                  replicates of scrambled Sobol points

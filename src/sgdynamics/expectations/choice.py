@@ -20,6 +20,7 @@ from sgdynamics.expectations.perturbed import DropoutSums, NoisyInputs
 from sgdynamics.expectations.sampled import SobolAverages
 from sgdynamics.expectations.signal_grids import SignalGrids
 from sgdynamics.expectations.solver_interface import SolverExpectation, UserExpectation
+from sgdynamics.expectations.students import StudentSums
 from sgdynamics.problems.losses import (
     ClusterLoss,
     CommitteeLoss,
@@ -32,6 +33,7 @@ from sgdynamics.problems.losses import (
     squared,
 )
 from sgdynamics.problems.problem import Structure
+from sgdynamics.problems.student_losses import MixedLoss, StudentsLoss
 from sgdynamics.samples.sample import GaussianSample
 
 # Losses whose gradient is linear in the label, so that its mean given the signals is enough.
@@ -54,13 +56,16 @@ def expectation_of(structure: Structure) -> SolverExpectation:
     if isinstance(loss, GatedLoss):
         ungated = replace(structure, loss=loss.inner, sample=GaussianSample(structure.signals))
         return DropoutSums(structure, expectation_of(ungated))
+    if isinstance(loss, StudentsLoss) and loss.independent:
+        tasks = [task for lesson in loss.lessons for task in lesson.tasks]
+        return StudentSums(structure, tuple(expectation_of(task.structure) for task in tasks))
     # Networks: deterministic expectations over one, two or four fields at a time.
     if isinstance(loss, ClusterLoss) and closed_forms.has_logistic_moments(loss.student):
         return Clusters(structure)
     has_label_law = getattr(loss, "labels", None) is not None
     if isinstance(loss, CommitteeLoss) and loss.outer in LINEAR and not has_label_law:
         return ClosedPairs(structure)
-    if isinstance(loss, (CommitteeLoss, TargetLoss)) and loss.outer in LINEAR:
+    if isinstance(loss, (CommitteeLoss, TargetLoss, MixedLoss)) and loss.outer in LINEAR:
         return SignalGrids(structure)
     if has_label_law:
         return LabelSums(structure.with_loss(KnownLabelLoss(cast(NetworkLoss, loss))))

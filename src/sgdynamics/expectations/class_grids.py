@@ -9,6 +9,7 @@ smooth in them: they have the trapezoidal grid of `FewFields`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -67,6 +68,11 @@ class ClassGrids(FewFields):
         if largest < SMALL_VARIANCE or doubled > FINEST_OF_WIDTH[self.structure.width]:
             return None
         return replace(quadrature, per_deviation=doubled)
+
+    def fine_enough(
+        self, quadrature: Quadrature, error: Callable[[Quadrature], float]
+    ) -> Quadrature:
+        return quadrature
 
     def _build_grid(
         self, per_deviation: int, reach_factor: float = 1.0, shift: float = 0.0

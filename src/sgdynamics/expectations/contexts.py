@@ -41,7 +41,7 @@ class ContextSums(SolverExpectation):
             yield (
                 expectation,
                 at._replace(
-                    nodes=_context_nodes(at.nodes, context),
+                    nodes=context_nodes(at.nodes, context),
                     parameters=parameters,
                     overlaps=overlaps,
                     head=self.structure.loss.context_head(at.head, context),
@@ -87,19 +87,19 @@ class ContextSums(SolverExpectation):
         )
 
     def quadrature(self, largest: float) -> Quadrature:
-        return _finest([context.quadrature(largest) for context in self.contexts])
+        return finest([context.quadrature(largest) for context in self.contexts])
 
     def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
         # one quadrature serves all contexts: it is refined if any of them asks for it
         proposals = [context.finer(quadrature, largest) for context in self.contexts]
         finer = [proposal for proposal in proposals if proposal is not None]
-        return _finest(finer) if finer else None
+        return finest(finer) if finer else None
 
     def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
-        return _join_nodes([context.nodes(quadrature, flow) for context in self.contexts])
+        return join_nodes([context.nodes(quadrature, flow) for context in self.contexts])
 
     def risk_nodes(self, quadrature: Quadrature, *, quick: bool = True) -> dict[str, np.ndarray]:
-        return _join_nodes(
+        return join_nodes(
             [context.risk_nodes(quadrature, quick=quick) for context in self.contexts]
         )
 
@@ -127,7 +127,7 @@ def _add(left: Numeric | None, right: Numeric | None) -> Numeric | None:
     return left + right
 
 
-def _finest(quadratures: list[Quadrature]) -> Quadrature:
+def finest(quadratures: list[Quadrature]) -> Quadrature:
     """A quadrature that is as fine as each of these."""
     # all fields are counts, for which larger is finer, except the mixture quadrature
     largest = {
@@ -139,7 +139,7 @@ def _finest(quadratures: list[Quadrature]) -> Quadrature:
     return Quadrature(**largest, mixture=next(iter(mixtures), None))
 
 
-def _join_nodes(contexts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def join_nodes(contexts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The nodes of all contexts, with a common number of replicates.
 
     Nodes that are not sampled have one replicate, which is repeated.
@@ -154,7 +154,7 @@ def _join_nodes(contexts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     return joined
 
 
-def _context_nodes(nodes: Nodes, context: int) -> Nodes:
+def context_nodes(nodes: Nodes, context: int) -> Nodes:
     """The nodes of one context."""
     prefix = f"{context}."
     return {

@@ -11,6 +11,7 @@ points of the first one estimates the error.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -36,6 +37,7 @@ QUICK_POINTS = 4_000  # of a grid for the risks of many states
 RADII = 48  # circles
 ROUNDING = 1e-14
 COARSEST, FINEST = 2, 8  # points per standard deviation
+GRID_ERROR = 1e-10  # relative error of a grid that is chosen at the start of a run
 # The same for networks on top of the rows. The error is exp(-2 pi y/spacing) with y the distance of
 # the nearest pole from the real axis, which a norm layer or a nested tanh brings close.
 FINEST_OF_TOP = 16
@@ -162,6 +164,23 @@ class FewFields(SobolAverages):
         if grid_points(self.structure, doubled) > 4 * MOST_POINTS:
             return None
         return replace(quadrature, per_deviation=doubled)
+
+    def fine_enough(
+        self, quadrature: Quadrature, error: Callable[[Quadrature], float]
+    ) -> Quadrature:
+        """The sparsest grid whose error at the start is expected to be below `GRID_ERROR`.
+
+        The error of a trapezoidal rule is exp(-c density). Grids that are not large are fine.
+        """
+        finer = self.finer(quadrature, np.inf)
+        if finer is None or grid_points(self.structure, finer.per_deviation) <= CHEAP_POINTS:
+            return quadrature
+        first = min(error(quadrature), 0.1)
+        if first <= GRID_ERROR:
+            return quadrature
+        needed = quadrature.per_deviation * math.log(GRID_ERROR) / math.log(first)
+        density = min(math.ceil(needed), finer.per_deviation)
+        return replace(quadrature, per_deviation=density)
 
     def nodes(self, quadrature: Quadrature, flow: bool) -> dict[str, np.ndarray]:
         grid = self._build_grid(quadrature.per_deviation)

@@ -35,6 +35,8 @@ BATCH = 16  # states of a chunk that are evaluated together
 # The same on a GPU, which waits for the launch of each batch: as many as fit into this memory.
 BATCH_BYTES = 1 << 30
 ERROR_STATES = 32  # states at which errors are estimated
+FEW_ERROR_STATES = 8  # the same on a grid of more than LARGE_GRID evaluations of the loss
+LARGE_GRID = 20_000
 SHORT = 8  # lanes of the smaller of two programs
 MARGIN = 2.0  # a quadrature chosen from a start serves rows of up to twice its squared length
 # Relative standard error of a positive risk, at all states, above which it counts as unknown.
@@ -263,7 +265,8 @@ def compute_risks(
     if with_errors and "plain" not in nodes:
         # An error estimate costs more than the risk itself: it is made at a few states.
         most = max(len(lane_states["a"]) for lane_states in flat)
-        count = min(ERROR_STATES, power_of_two(most))
+        is_large = _count_evaluations(nodes) > LARGE_GRID
+        count = FEW_ERROR_STATES if is_large else min(ERROR_STATES, power_of_two(most))
         some = stack_lanes([_error_states(lane_states, count) for lane_states in flat], size)
         first = {name: value[0] for name, value in nodes.items()}
         errors = np.asarray(_errors(structure, quadrature, first, lanes, some))
@@ -271,6 +274,18 @@ def compute_risks(
         _summarise(replicates, error, lead)
         for replicates, error, lead in zip(values, errors, leads, strict=False)
     ]
+
+
+@float64
+def grid_error(
+    structure: Structure, quadrature: Quadrature, parameters: Parameters, states: States
+) -> float:
+    """The largest relative error of moments on a large grid, at a few of the states (run,)."""
+    nodes = expectation_of(structure).risk_nodes(quadrature, quick=False)
+    first = {name: value[0] for name, value in nodes.items()}
+    some = stack_lanes([_error_states(states, FEW_ERROR_STATES)], 1)
+    errors = _errors(structure, quadrature, first, stack_lanes([parameters], 1), some)
+    return _largest_finite(np.asarray(errors)[..., 0])
 
 
 def _summarise(replicates: np.ndarray, error: np.ndarray, lead: tuple[int, ...]) -> Risks:
@@ -319,7 +334,7 @@ def distinct_states(states: States) -> tuple[States, np.ndarray]:
     """
     flat, lead = _flatten(states), states["a"].shape[:-1]
     positions = np.arange(math.prod(lead)).reshape(lead)
-    if len(lead) == 2:
+    if len(lead) == 2 and lead[0] > 1:
         for time in range(lead[1]):
             if is_repeated(*(value[:, time] for value in states.values())):
                 positions[:, time] = positions[0, time]

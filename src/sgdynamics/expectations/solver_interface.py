@@ -8,6 +8,7 @@ these arguments travel together as one `Evaluation`, so that an expectation that
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -74,6 +75,16 @@ class SolverExpectation(Expectation):
         evaluated at all times.
         """
         return None
+
+    def fine_enough(
+        self, quadrature: Quadrature, error: Callable[[Quadrature], float]
+    ) -> Quadrature:
+        """A resolution that suffices at the start of a run, given the error of any resolution.
+
+        It saves a second run where the first resolution, which is chosen without an evaluation, is
+        too coarse. By default the first one is used.
+        """
+        return quadrature
 
     def search_nodes(
         self, quadrature: Quadrature, flow: bool

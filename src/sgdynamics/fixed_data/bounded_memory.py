@@ -78,7 +78,9 @@ class Memory:
 
 def _smallest_sizes(setup: Setup) -> tuple[int, int]:
     """Smallest number of gradients to keep, and directions needed for the weights and two steps."""
-    per_step = setup.initial_directions + 2 * setup.directions_per_step
+    # Signals and all stored rows, among them those of the update
+    stored = setup.structure.signals + setup.stored_rows
+    per_step = stored + 2 * setup.directions_per_step
     return MIN_BINS * setup.structure.width, per_step
 
 
@@ -116,7 +118,8 @@ def discard_directions(
         bin_sums[row, group] = 1.0
     paths = _reduce_basis(setup, paths, bin_sums)
     p, signals = setup.structure.width, setup.structure.signals
-    sample, weight = np.int64(bins * p), np.int64(signals + p + bins * p)
+    sample = np.int64(bins * p)
+    weight = np.int64(signals + setup.stored_rows + bins * p)
     # The reduced basis starts without sums; the next pass computes them.
     slots = Slots(sample, weight, sample, weight, np.int64(len(groups)), np.bool_(False))
     return paths, slots, [sum(widths[index] for index in group) for group in groups]
@@ -159,8 +162,13 @@ def _reduce_basis(setup: Setup, paths: Paths, bin_sums: Float[Numeric, "bins his
         inverse_root = jnp.where(exists, jnp.where(exists, values, 1.0) ** -0.5, 0.0)
         on_P = (vectors * inverse_root).T @ unit  # (bins p, capacity)
 
-        # (blocks, k + p + bins p, capacity)
-        on_e = jax.vmap(weight_basis, in_axes=(1, 1))(paths.rows, U)
+        # (blocks, k + rows + bins p, capacity)
+        stored = [paths.rows]
+        if paths.memory is not None and paths.answers is not None:
+            answers = paths.answers.rows.reshape(-1, *paths.rows.shape[1:])
+            stored += [paths.memory.rows, answers]
+        stored_rows = jnp.concatenate(stored)
+        on_e = jax.vmap(weight_basis, in_axes=(1, 1))(stored_rows, U)
 
         def to_capacity(values: Numeric, axis: int) -> Numeric:
             return pad_axes(values, capacity - values.shape[axis], axis)
@@ -172,17 +180,25 @@ def _reduce_basis(setup: Setup, paths: Paths, bin_sums: Float[Numeric, "bins his
         unused = jnp.zeros((bins, p, 1, on_e.shape[1] - bins * p))
         past_U = jnp.einsum("mbk,bok->mbo", U, on_e).reshape(bins, p, blocks, -1)
         past = jnp.concatenate([jnp.concatenate([past_G, unused], axis=-1), past_U], axis=2)
+        reduced = to_capacity(jnp.einsum("pbk,bok->pbo", stored_rows, on_e), -1)
+        memory, answers = paths.memory, paths.answers
+        if memory is not None and answers is not None:
+            last = p + len(memory.rows)
+            memory = memory._replace(rows=reduced[p:last])
+            answers = answers._replace(rows=reduced[last:].reshape(answers.rows.shape))
         # Singular sums leave zero rows in P', which later products ignore.
         rank = jnp.sum(exists)
         return paths._replace(
             P=to_capacity(P, -2),
             A=to_capacity(A, -2),
-            rows=to_capacity(jnp.einsum("pbk,bok->pbo", paths.rows, on_e), -1),
+            rows=reduced[:p],
+            memory=memory,
+            answers=answers,
             past_gradients=jnp.zeros_like(paths.past_gradients)
             .at[:bins]
             .set(to_capacity(past, -1)),
             sample_rank=rank.astype(jnp.int64),
-            weight_rank=(rank + k + p).astype(jnp.int64),
+            weight_rank=(rank + k + len(stored_rows)).astype(jnp.int64),
             sums=jax.tree.map(jnp.zeros_like, paths.sums),
             last_lengths=jnp.zeros_like(paths.last_lengths),
         )

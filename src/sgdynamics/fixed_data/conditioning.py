@@ -37,6 +37,7 @@ from jaxtyping import Bool, Float, Int
 
 from sgdynamics.algorithms.fixed_data import first_selection, next_selection, thermal_noise_scale
 from sgdynamics.algorithms.one_pass import Stride
+from sgdynamics.algorithms.updates.gradient_source import GradientSource
 from sgdynamics.base.arrays import (
     DType,
     IntScalar,
@@ -54,8 +55,12 @@ from sgdynamics.fixed_data.matrix_conditioning import (
 )
 from sgdynamics.fixed_data.sample_space import (
     SampleData,
+    combine_rows,
     observe_fields,
+    overlap_coefficients,
+    overlaps_from_rows,
     sample_space_gradients,
+    with_overlaps,
 )
 from sgdynamics.fixed_data.setup import (
     LARGEST,
@@ -64,8 +69,11 @@ from sgdynamics.fixed_data.setup import (
     Setup,
     StepParameters,
 )
+from sgdynamics.fixed_data.update_memory import UpdateMemory, first_memory, join, move, split
 from sgdynamics.problems.losses import Loss
+from sgdynamics.problems.moves import LossOverlaps, loss_overlaps
 from sgdynamics.problems.tops import head_decay
+from sgdynamics.samples import input_covariance
 from sgdynamics.samples.input_covariance import scale as input_scale
 from sgdynamics.samples.inputs import compressed_inputs
 from sgdynamics.samples.sample import as_dtype
@@ -88,6 +96,7 @@ class ConditionedState(NamedTuple):
     signals: Float[Numeric, "inputs K"]
     draws: PyTree  # noise (n,), labels of a mixture, or a dictionary of draws
     messages: PyTree = ()  # of message passing
+    memory: UpdateMemory | None = None  # of an update, in the basis of the weights
 
 
 class StepDraws(NamedTuple):
@@ -128,16 +137,22 @@ def initial_state(
     if setup.selects:
         selected = first_selection(step.hyperparameters, draws.uniform)
     spare = capacity - setup.initial_directions
+    rows = jnp.pad(rows, ((0, 0), (0, 0), (0, spare)))
+    head, memory = weights.head.astype(A.dtype), None
+    if setup.law is not None:
+        first_rates = step.at_step(np.int64(0)).hyperparameters["update"]
+        memory = first_memory(setup.law, first_rates, rows, head)
     return ConditionedState(
         P=jnp.zeros((capacity, A.shape[-1]), A.dtype),
         A=jnp.pad(A, ((0, 0), (0, spare), (0, 0))),
-        rows=jnp.pad(rows, ((0, 0), (0, 0), (0, spare))),
-        head=weights.head.astype(A.dtype),
+        rows=rows,
+        head=head,
         sample_rank=jnp.zeros((), jnp.int32),
         weight_rank=jnp.asarray(setup.initial_directions, jnp.int32),
         selected=selected,
         signals=signals,
         draws=as_dtype(sample.loss_argument(sample_draws), A.dtype),
+        memory=memory,
     )
 
 
@@ -145,7 +160,12 @@ def initial_state(
 def _with_capacity(state: ConditionedState, capacity: int) -> ConditionedState:
     """The same runs (leading axis) with memory for more directions."""
     added = capacity - state.P.shape[1]
+    memory = state.memory
+    if memory is not None:
+        rows = jnp.pad(memory.rows, ((0, 0), (0, 0), (0, 0), (0, added)))
+        memory = memory._replace(rows=rows)
     return state._replace(
+        memory=memory,
         P=jnp.pad(state.P, ((0, 0), (0, added), (0, 0))),
         A=jnp.pad(state.A, ((0, 0), (0, 0), (0, added), (0, 0))),
         rows=jnp.pad(state.rows, ((0, 0), (0, 0), (0, 0), (0, added))),
@@ -259,24 +279,89 @@ def advance_step(
     fields = fields_from_rows(state.rows, state.A)
     if setup.passing is not None:
         return _pass_messages(context, state, fields[:, 0])
+    rates = jax.tree.map(lambda value: jnp.asarray(value, dtype), step.hyperparameters)
+    # Weight decay acts on the coefficients, as the basis is orthonormal.
+    decay = step.parameters["weight_decay"].astype(dtype)
+    decay_of_head = head_decay(step.parameters).astype(dtype)
+    stride = Stride(rates["lr"], rates["head_rate"], decay, setup.structure, decay_of_head)
+    selected = state.selected
+    if setup.selects:
+        selected = next_selection(step.hyperparameters, selected, draws.uniform)
+    if setup.law is not None:
+        return _advance_update(context, stride, state, number)._replace(selected=selected)
     data = SampleData(state.selected, state.selected.shape[0], state.signals, state.draws)
     g, head_gradient = sample_space_gradients(setup, step, data, fields, state.head)
     extended, gradient = _extend_by_gradients(context, state, g, draws.normals[:p])
     kick = head_kick = None
     if setup.thermal:
         extended, kick, head_kick = _extend_by_noise(context, extended)
-
-    rates = jax.tree.map(lambda value: jnp.asarray(value, dtype), step.hyperparameters)
-    # Weight decay acts on the coefficients, as the basis is orthonormal.
-    decay = step.parameters["weight_decay"].astype(dtype)
-    decay_of_head = head_decay(step.parameters).astype(dtype)
-    stride = Stride(rates["lr"], rates["head_rate"], decay, setup.structure, decay_of_head)
+        # sqrt(2 T lr/d)
+        scale = thermal_noise_scale(step.hyperparameters, jnp.sum(step.block_sizes)).astype(dtype)
+        kick, head_kick = scale * kick, scale * head_kick
     gradients = (gradient[:p].reshape(p, -1), head_gradient)
     rows, head = stride.move(state.rows.reshape(p, -1), state.head, gradients, kick, head_kick)
-    selected = state.selected
-    if setup.selects:
-        selected = next_selection(step.hyperparameters, selected, draws.uniform)
     return extended._replace(rows=rows.reshape(state.rows.shape), head=head, selected=selected)
+
+
+class ConditionedGradients(GradientSource):
+    """Gradients of one step of one run, each of which conditions the data on one more product.
+
+    The `state` is that after the products so far; its weights are those before the step.
+    """
+
+    def __init__(self, context: _StepContext, state: ConditionedState) -> None:
+        self.context, self.state, self.evaluations = context, state, 0
+
+    def mean(
+        self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Numeric, Numeric]:
+        context, state = self.context, self.state
+        setup = context.setup
+        rows = rows if shift is None else rows + shift
+        head = head if head_shift is None else head + head_shift
+        point = rows.reshape(state.rows.shape)
+        fields, step = fields_from_rows(point, state.A), with_overlaps(setup, context.step, point)
+        data = SampleData(state.selected, state.selected.shape[0], state.signals, state.draws)
+        g, head_gradient = sample_space_gradients(setup, step, data, fields, head)
+        first = self.evaluations * len(g)
+        normals = context.draws.normals[first : first + len(g)]
+        self.state, gradient = _extend_by_gradients(context, state, g, normals, first)
+        self.evaluations += 1
+        if setup.structure.loss.reads_overlaps:
+            coefficients = overlap_coefficients(setup, step, data, fields, head)
+            gradient = gradient + combine_rows(setup, step.parameters, coefficients, point)
+        return gradient.reshape(rows.shape), head_gradient
+
+    def noise(self) -> Numeric:
+        """Normals of variance 1/d, as in `direct_steps.DataGradients`."""
+        self.state, kick, _ = _extend_by_noise(self.context, self.state)
+        dimension = jnp.sum(self.context.step.block_sizes)
+        return (kick / jnp.sqrt(dimension)).astype(self.state.A.dtype)
+
+    def overlaps(self, rows: Numeric) -> LossOverlaps:
+        rows = rows.reshape(self.state.rows.shape)
+        M, Q = overlaps_from_rows(self.context.setup, self.context.step.parameters, rows)
+        return loss_overlaps(self.context.step.parameters, Q, M)
+
+
+def _advance_update(
+    context: _StepContext, stride: Stride, state: ConditionedState, number: IntScalar
+) -> ConditionedState:
+    """One step of one run by an update, without the selection of the next samples."""
+    setup, dtype = context.setup, state.A.dtype
+    assert setup.law is not None
+    assert state.memory is not None
+    source = ConditionedGradients(context, state)
+    kicks = None
+    if setup.thermal and not setup.law.noise:
+        source.state, kick, head_kick = _extend_by_noise(context, state)
+        scale = thermal_noise_scale(context.step.hyperparameters, jnp.sum(context.step.block_sizes))
+        kicks = (scale.astype(dtype) * kick, scale.astype(dtype) * head_kick)
+    rates = as_dtype(context.step.hyperparameters, dtype)
+    before = join(state.rows, state.head, state.memory)
+    after = move(setup.law, rates, stride, before, source, number, kicks)
+    rows, head, memory = split(after, len(state.rows), len(state.head), state.rows.shape[1:])
+    return source.state._replace(rows=rows, head=head, memory=memory)
 
 
 def _pass_messages(
@@ -294,7 +379,7 @@ def _pass_messages(
     alpha = g.shape[0] / dimension
     fractions = step.block_sizes / dimension
     factors, V = passing.shrinkage(step.parameters, fractions, alpha, L)
-    scale = (step.parameters["eigenvalues"] * L)[None, :, None]
+    scale = (input_covariance.eigenvalues(step.parameters) * L)[None, :, None]
     rows = factors[None, :, None] * (gradient / dimension + scale * state.rows)
     return extended._replace(rows=rows, messages=messages._replace(g=g, V=V))
 
@@ -304,10 +389,12 @@ def _extend_by_gradients(
     state: ConditionedState,
     g: Float[Numeric, "gradients inputs"],
     normals: Float[Numeric, "gradients blocks inputs"],
+    first: int = 0,
 ) -> tuple[ConditionedState, Float[Numeric, "gradients blocks capacity"]]:
     """Condition on X^T g of all gradients g: the extended bases, and X^T g in the basis e.
 
     The gradients are added one after the other (Gram-Schmidt), each as in the module's equations.
+    `first` is the number of gradients of this step before them.
     """
     setup, step = context.setup, context.step
     P, A = state.P, state.A
@@ -316,7 +403,7 @@ def _extend_by_gradients(
     gradient = jnp.einsum("bkn,pn->pbk", A, g, precision="highest")
     # The data are C^1/2 Z with uncorrelated Z. Conditioning is on Z, so that g enters as C^1/2 g.
     uncorrelated = setup.structure.sample.tokens.correlate_inputs(step.parameters, g)
-    for unit in range(setup.gradients_per_step):
+    for unit in range(len(g)):
         vectors = jnp.concatenate([uncorrelated[unit][None], normals[unit]])
         vectors = orthogonal_part(P, vectors, 2)
         residual, noise = vectors[0], vectors[1:]
@@ -328,7 +415,7 @@ def _extend_by_gradients(
         # (1 - P P^T) Z, with P_new in P
         on_new = jnp.einsum("bn,n->b", noise, P_new, precision="highest")
         noise = noise - on_new[:, None] * P_new
-        length = context.chi_length(unit, weight_rank, A.dtype)
+        length = context.chi_length(first + unit, weight_rank, A.dtype)
         A_new = context.data_along(
             (grows & has_direction).astype(A.dtype), length[:, None] * P_new + noise
         )
@@ -346,7 +433,7 @@ def _extend_by_gradients(
 def _extend_by_noise(
     context: _StepContext, state: ConditionedState
 ) -> tuple[ConditionedState, Float[Numeric, "p columns"], Float[Numeric, " p"]]:
-    """White noise on rows (p, blocks * capacity) and head, and the basis with its directions.
+    """Standard normals of rows (p, blocks * capacity) and head, and the basis with its directions.
 
     In the basis the noise of the rows is normal along the old directions and a lower triangular
     Bartlett factor along the new ones: row i has normals along the new directions of the rows
@@ -356,9 +443,8 @@ def _extend_by_noise(
     hyperparameters, sizes = context.step.hyperparameters, context.step.block_sizes
     p, blocks = setup.structure.width, setup.structure.blocks
     A, rank, dtype = state.A, state.weight_rank, state.A.dtype
-    # sqrt(2 T lr/d)
-    amplitude = thermal_noise_scale(hyperparameters, jnp.sum(sizes)).astype(dtype)
-    noise = orthogonal_part(state.P, draws.normals[p:].reshape(p * blocks, -1), 1)
+    normals = draws.normals[setup.gradients_per_step :]
+    noise = orthogonal_part(state.P, normals.reshape(p * blocks, -1), 1)
     noise = noise.reshape(p, blocks, -1)
     slot = jnp.arange(state.rows.shape[-1])
     # A block of d_b coordinates has at most d_b directions.
@@ -375,12 +461,8 @@ def _extend_by_noise(
         kick = kick.at[:, :, rank].set(column)
         rank = rank + jnp.any(has_direction > 0)
     head_scale = jnp.sqrt(hyperparameters["head_rate"]).astype(dtype)
-    head_kick = head_scale * (amplitude * draws.head.astype(dtype))
-    return (
-        state._replace(A=A, weight_rank=rank),
-        (amplitude * kick).reshape(p, -1),
-        head_kick,
-    )
+    head_kick = head_scale * draws.head.astype(dtype)
+    return state._replace(A=A, weight_rank=rank), kick.reshape(p, -1), head_kick
 
 
 def advance(

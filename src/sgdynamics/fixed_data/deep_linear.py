@@ -46,6 +46,7 @@ from sgdynamics.fixed_data.matrix_conditioning import (
     product,
     transposed_product,
 )
+from sgdynamics.samples import input_covariance
 
 TOLERANCE = 1e-10  # relative length of a residual that is rounding and no new direction
 RISE = 1e-9  # relative increase of the training risk that is no rounding
@@ -269,7 +270,7 @@ def _with_covariance(
     setup: DeepSetup, parameters: DeepParameters, vector: Float[Numeric, " inputs"]
 ) -> Float[Numeric, " inputs"]:
     """C^(1/2) times a vector of the input space."""
-    roots = jnp.sqrt(jnp.asarray(parameters.problem["eigenvalues"]))
+    roots = input_covariance.scale(parameters.problem)
     return (roots * vector.reshape(-1, setup.blocks)).reshape(-1)
 
 

@@ -24,12 +24,20 @@ from sgdynamics.fixed_data.deep_linear import (
     at_step,
 )
 from sgdynamics.fixed_data.deep_linear_runs import (
+    group_within_memory,
     hyperparameters_of,
     layer_parameters,
     velocity_of,
 )
 from sgdynamics.problems.deep_linear import DeepLinear
-from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Simulator
+from sgdynamics.samples import input_covariance
+from sgdynamics.simulation.running import (
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Resources,
+    Simulator,
+)
 
 GROUP_BYTES = 1 << 28  # memory of the runs that advance together
 
@@ -253,7 +261,7 @@ class DirectDeepRuns(Simulator):
         teacher = np.zeros(dimension)
         # The direction within a block does not matter.
         teacher[np.concatenate([[0], np.cumsum(block_sizes)[:-1]])] = parameters["teacher"]
-        deviations = np.repeat(np.sqrt(parameters["eigenvalues"]), block_sizes)
+        deviations = input_covariance.coordinate_scales(parameters, block_sizes)
         self.values = DirectParameters(values, deviations, teacher)
         self.seed = seed
 
@@ -282,15 +290,10 @@ class DirectDeepRuns(Simulator):
     def grain(self) -> int:
         return 1
 
-    @property
-    def size(self) -> tuple[int, ...]:
-        return self.setup.samples, self.setup.width, self.setup.dimension
-
-    def bytes_per_run(self, steps: float = 0.0) -> float:
+    def resources(self, steps: float = 0.0) -> Resources:
         setup = self.setup
         weights = setup.width * (setup.dimension + (setup.depth - 2) * setup.width + 1)
         # Weights, their start, gradients and velocities; inputs and a copy of them
-        return 8.0 * (4 * weights + 2 * setup.samples * setup.dimension)
-
-    def largest_group(self) -> int:
-        return int(max(1, min(1 << 10, GROUP_BYTES // self.bytes_per_run())))
+        bytes_per_run = 8.0 * (4 * weights + 2 * setup.samples * setup.dimension)
+        size = (setup.samples, setup.width, setup.dimension)
+        return Resources(bytes_per_run, group_within_memory(bytes_per_run), size)

@@ -25,7 +25,13 @@ from sgdynamics.fixed_data.deep_linear import (
     with_capacity,
 )
 from sgdynamics.problems.deep_linear import DeepLinear
-from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Simulator
+from sgdynamics.simulation.running import (
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Resources,
+    Simulator,
+)
 
 GROUP_BYTES = 1 << 28  # memory of the runs that advance together
 
@@ -136,19 +142,19 @@ class DeepRuns(Simulator):
     def grain(self) -> int:
         return 1
 
-    @property
-    def size(self) -> tuple[int, ...]:
-        if not self.setup.is_exact:
-            return ()
-        sizes = self.values.sizes
-        return tuple(int(size) for size in (sizes.samples, sizes.hidden, np.sum(sizes.inputs)))
-
-    def bytes_per_run(self, steps: float = 0.0) -> float:
+    def resources(self, steps: float = 0.0) -> Resources:
+        capacity, size = max(self.capacity, capacity_of(int(steps))), ()
         # The state, and a copy while a step changes it
-        return 16.0 * self.setup.count_numbers(max(self.capacity, capacity_of(int(steps))))
+        bytes_per_run = 16.0 * self.setup.count_numbers(capacity)
+        if self.setup.is_exact:
+            sizes = self.values.sizes
+            size = tuple(int(size) for size in (sizes.samples, sizes.hidden, np.sum(sizes.inputs)))
+        return Resources(bytes_per_run, group_within_memory(bytes_per_run), size)
 
-    def largest_group(self) -> int:
-        return int(max(1, min(1 << 10, GROUP_BYTES // self.bytes_per_run())))
+
+def group_within_memory(bytes_per_run: float) -> int:
+    """The number of runs that advance together."""
+    return int(max(1, min(1 << 10, GROUP_BYTES // bytes_per_run)))
 
 
 def layer_parameters(problem: DeepLinear, width_per_dimension: float) -> Parameters:

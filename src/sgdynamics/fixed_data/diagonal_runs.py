@@ -25,6 +25,7 @@ from sgdynamics.fixed_data.diagonal import (
     with_capacity,
 )
 from sgdynamics.problems.diagonal import DiagonalNetwork
+from sgdynamics.samples import input_covariance
 from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Simulator
 
 GROUP_BYTES = 1 << 28  # memory of the runs that advance together
@@ -92,7 +93,7 @@ class DiagonalRuns(Simulator):
             np.float64(samples),
             teacher,
             atom,
-            np.repeat(np.sqrt(parameters["eigenvalues"]), block_sizes),
+            input_covariance.coordinate_scales(parameters, block_sizes),
             {name: parameters[name] for name in names},
             hyperparameters_of(algorithm),
             np.float64(1.0 if on_data else 1 / d),

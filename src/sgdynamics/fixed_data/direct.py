@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at, step_parameters
+from sgdynamics.algorithms.updates.law import count_row_sets
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, Parameters, PyTree, RandomKeys
 from sgdynamics.base.precision import float64
@@ -37,15 +38,22 @@ from sgdynamics.fixed_data.direct_steps import (
 )
 from sgdynamics.fixed_data.message_passing import MessagePassing, Messages, first_messages
 from sgdynamics.fixed_data.setup import InitialWeights
+from sgdynamics.fixed_data.update_memory import UpdateMemory, first_memory
 from sgdynamics.problems.frames import compressed_rows, place_signals, signal_frames
 from sgdynamics.problems.losses import Loss
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.samples.sample import as_dtype, example_argument
-from sgdynamics.simulation.direct import direct_overlaps, embed_rows
+from sgdynamics.simulation.direct import direct_overlaps, embed_rows, place_in_random_frames
 from sgdynamics.simulation.gpu import data_gradients
 from sgdynamics.simulation.gpu.pallas import has_kernels
-from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Simulator
+from sgdynamics.simulation.running import (
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Resources,
+    Simulator,
+)
 
 SHARED = 0xFFFFFFFF  # number of the run that owns a shared data set; no other run has it
 CPU_GROUP_BYTES = 1 << 26  # data sets in memory at a time on a CPU, where more are not faster
@@ -89,7 +97,8 @@ class DirectFixedData(Simulator):
             shared_data,
             together,
             passing=passing,
-            edges=() if passing is None else edges,
+            edges=() if passing is None and algorithm.law is None else edges,
+            law=algorithm.law,
         )
         self.first_messages: Messages | None = None
         if passing is not None:
@@ -117,7 +126,7 @@ class DirectFixedData(Simulator):
         self.placement = place_signals(problem, block_sizes)
         check_range(self)
         # A product with the rows of all runs reads a shared data set once for all of them.
-        if has_kernels() and not shared_data and passing is None:
+        if has_kernels() and not shared_data and passing is None and algorithm.law is None:
             self.use_kernel("triton")
         self.data: Data | None = None
 
@@ -179,18 +188,29 @@ class DirectFixedData(Simulator):
         # A shared data set belongs to no run, so that it does not depend on their number.
         owners = run_keys(self.seed, np.array([SHARED])) if self.options.shared else keys
         dtypes = (self.stored, self.dtype)
+        rows, signal_rows = self._initial_rows(chosen), None
+        if self.has_random_frames:
+            rows, signal_rows = self._rows_in_random_frames(chosen)
         self.data = draw_data_sets(
-            self.structure, self.samples, dtypes, self.parameters, self.placement, owners
+            self.structure,
+            self.samples,
+            dtypes,
+            self.parameters,
+            self.placement,
+            owners,
+            signal_rows,
         )
         if self.options.shared:
             self.data = jax.tree.map(lambda leaf: leaf[0], self.data)
-        rows = jnp.asarray(self._initial_rows(chosen))
+        rows = jnp.asarray(rows)
         head = jnp.asarray(self.weights.head[chosen], dtype=self.dtype)
         selected = None
         if self.options.selects:
             selected = draw_first_selections(self.samples, self.context.hyperparameters, keys)
         # The risk at step 0 is the reference for divergence on the sphere.
-        state = Weights(rows, head, selected, jnp.zeros(len(chosen)))
+        state = Weights(rows, head, selected, jnp.zeros(len(chosen)), signal_rows=signal_rows)
+        if self.options.law is not None:
+            state = state._replace(memory=self._first_memories(rows, head))
         if self.first_messages is not None:
             messages = (jnp.asarray(leaf[chosen], self.dtype) for leaf in self.first_messages)
             state = state._replace(messages=Messages(*messages))
@@ -223,6 +243,32 @@ class DirectFixedData(Simulator):
                 rows[index, :, low + k : high] = L @ frame.T
         return rows
 
+    @property
+    def has_random_frames(self) -> bool:
+        """Whether every run has a frame of its own, for an update of each coordinate."""
+        law = self.options.law
+        return law is not None and law.coordinatewise
+
+    def _rows_in_random_frames(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and signals along random directions in each block."""
+        rows = np.concatenate([self.weights.T, self.weights.L], axis=-1)[chosen]
+        frame = np.asarray(self.parameters["frame"])
+        law = self.options.law
+        arguments = (rows, chosen, frame, self.edges, self.seed, law is not None and law.axes)
+        weights, signals = place_in_random_frames(*arguments)
+        return weights.astype(self.dtype), signals.astype(self.dtype)
+
+    @float64
+    def _first_memories(self, rows: Numeric, head: Numeric) -> UpdateMemory:
+        """The memory of the update in all runs."""
+        law, rates = self.options.law, self.context.hyperparameters
+        assert law is not None
+        parameters = step_parameters(self.context.parameters, rates, np.int64(0))[1]["update"]
+        variances = np.asarray(self.placement.scale) ** 2
+        return jax.vmap(lambda rows, head: first_memory(law, parameters, rows, head, variances))(
+            rows, head
+        )
+
     def advance(
         self,
         state: Weights,
@@ -250,7 +296,9 @@ class DirectFixedData(Simulator):
         rows, head = (np.asarray(leaf, dtype=np.float64) for leaf in (state.rows, state.head))
         frame = np.asarray(self.parameters["frame"], dtype=np.float64)
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that have diverged
-            M, Q = direct_overlaps(np, self.structure.signals, self.edges, frame, rows)
+            signals = state.signal_rows
+            signals = None if signals is None else np.asarray(signals, dtype=np.float64)
+            M, Q = direct_overlaps(np, self.structure.signals, self.edges, frame, rows, signals)
         means = {name: self.train_mean(loss, state) for name, loss in self.on_train.items()}
         return {"M": M, "Q": Q, "a": head, "train_risk": self.train_risk(state), **means}
 
@@ -283,17 +331,22 @@ class DirectFixedData(Simulator):
         # One data set more than runs, while a data set is drawn or copied
         data_set = inputs * self.dimension * self.stored.itemsize + labels
         per_run = (6 * p * (inputs + self.dimension) + 4 * n) * self.dtype.itemsize
+        if self.options.law is not None:
+            law = self.options.law
+            vectors = 2 * p * (count_row_sets(law) + len(law.squares) + law.noise)
+            per_run += vectors * self.dimension * self.dtype.itemsize
         data_sets = 1 if self.options.shared else runs
         drawing = 4 * 8 * max(NORMALS_PER_CHUNK, self.dimension)
         return (data_sets + 1) * data_set + runs * per_run + drawing
 
-    def largest_group(self) -> int:
+    def resources(self, steps: float = 0.0) -> Resources:
         limit = MEMORY_SHARE * available_bytes()
         if jax.default_backend() == "cpu" and not self.options.shared:
             limit = min(limit, CPU_GROUP_BYTES)
         # Memory is affine in the number of runs.
         per_run = self.bytes_of(2) - self.bytes_of(1)
-        return max(1, min(1 << 14, int((limit - self.bytes_of(1)) // per_run) + 1))
+        largest = max(1, min(1 << 14, int((limit - self.bytes_of(1)) // per_run) + 1))
+        return Resources(largest_group=largest)
 
 
 def check_memory(simulator: DirectFixedData) -> None:

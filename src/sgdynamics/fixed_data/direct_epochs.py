@@ -18,6 +18,7 @@ from sgdynamics.base.random import normals_and_uniforms, run_keys, step_key
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.fixed_data.direct_steps import (
     Data,
+    DataGradients,
     Observer,
     Options,
     Runs,
@@ -27,12 +28,20 @@ from sgdynamics.fixed_data.direct_steps import (
     loss_and_slopes,
     mark_divergence,
     step_random_key,
+    update_step,
     weighted_inputs,
 )
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples.sample import as_dtype
 from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation
+
+
+class BatchGradients(DataGradients):
+    """Gradients of the mean loss over a batch, in the units of one pass."""
+
+    def noise(self) -> Numeric:
+        return np.sqrt(self.data.inputs.shape[-1]) * super().noise()
 
 
 class DirectEpochs(DirectFixedData):
@@ -58,7 +67,14 @@ class DirectEpochs(DirectFixedData):
             problem, algorithm, start, dimension, block_sizes, dtype, seed, shared_data
         )
         # An epoch selects by its order, and has no white noise.
-        self.options = Options(selects=False, thermal=False, shared=shared_data, together=True)
+        self.options = Options(
+            selects=False,
+            thermal=False,
+            shared=shared_data,
+            together=True,
+            edges=self.options.edges,
+            law=algorithm.law,
+        )
         self.engine = "xla"  # the kernel reads whole data sets
         self.order, self.batch = algorithm.order, algorithm.batch
 
@@ -81,7 +97,7 @@ class DirectEpochs(DirectFixedData):
         self.now = self._time_at(end)
         return _advance_epochs(
             self.structure,
-            self.options.shared,
+            self.options,
             self.order,
             self.batch,
             Observer(observation.observe, self.edges),
@@ -112,7 +128,7 @@ def _first_orders(samples: int, keys: RandomKeys) -> Int[Numeric, "runs 2 n"]:
 @partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
 def _advance_epochs(
     structure: Structure,
-    shared: bool,
+    options: Options,
     order: str,
     batch: int,
     observer: Observer,
@@ -168,14 +184,15 @@ def _advance_epochs(
         draws = jax.tree.map(lambda leaf: leaf[samples], data.draws)
         # Only the batch is read: the cost of a step does not depend on n.
         batch_data = Data(data.inputs[inputs], data.signals[inputs], draws)
-        state = _batch_step(structure, context, batch_data, state, number)
+        step_key = step_random_key(key, number)
+        state = _batch_step(structure, options, context, batch_data, state, step_key, number)
         observed = observer.observe(
             structure, context.parameters, arguments, observed, number + 1, state
         )
         return state, jnp.where(is_finite(state), number + 1, last_good), observed
 
     def step_runs(number: IntScalar, carry: Runs) -> Runs:
-        data_axis = None if shared else 0
+        data_axis = None if options.shared else 0
         step = jax.vmap(partial(step_run, number), in_axes=(data_axis, 0, 0, 0, 0))
         return step(data, *carry, keys)
 
@@ -184,21 +201,34 @@ def _advance_epochs(
 
 
 def _batch_step(
-    structure: Structure, context: StepContext, data: Data, state: Weights, number: IntScalar
+    structure: Structure,
+    options: Options,
+    context: StepContext,
+    data: Data,
+    state: Weights,
+    key: RandomKey,
+    number: IntScalar,
 ) -> Weights:
     """One step of one run on the samples of a batch: W <- W - lr/B sum_mu dloss_mu/dW."""
-    rows, head, _, first_risk = state
+    rows, head, first_risk = state.rows, state.head, state.first_risk
     dtype = rows.dtype
     parameters, rates = step_parameters(context.parameters, context.hyperparameters, number)
     parameters = as_dtype(parameters, dtype)
+    lr, head_rate = (rates[name].astype(dtype) for name in ("lr", "head_rate"))
+    decay_of_head = parameters.get("head_decay")
+    stride = Stride(lr, head_rate, parameters["weight_decay"], structure, decay_of_head)
+    if options.law is not None:
+        # One pass over a batch of fresh samples has the same units, D = d.
+        count = data.inputs.shape[0] // structure.sample.tokens.inputs_per_sample
+        arguments = (structure, parameters, data, None, jnp.asarray(1 / count, dtype), key)
+        source = BatchGradients(*arguments, options.edges)
+        unit = jnp.asarray(context.dimension, dtype)
+        return update_step(options.law, rates, stride, state, source, number, None, unit)
     risk, (h, head_h) = loss_and_slopes(structure, parameters, data, rows, head)
     # The gradient is the mean over the batch, also over one that crosses the end of an epoch.
     count = head_h.shape[0]
     gradient = weighted_inputs(h, data.inputs) / count
     head_gradient = jnp.sum(head_h, axis=0) / count
-    lr, head_rate = (rates[name].astype(dtype) for name in ("lr", "head_rate"))
-    decay_of_head = parameters.get("head_decay")
-    stride = Stride(lr, head_rate, parameters["weight_decay"], structure, decay_of_head)
     moved, head = stride.move(rows, head, (gradient, head_gradient))
     if structure.constraint.fixes_norms:
         moved = mark_divergence(moved, lr * gradient, risk, first_risk)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -18,6 +19,8 @@ from sgdynamics.algorithms.fixed_data import (
     thermal_noise_scale,
 )
 from sgdynamics.algorithms.one_pass import Stride
+from sgdynamics.algorithms.updates.gradient_source import GradientSource
+from sgdynamics.algorithms.updates.law import Law
 from sgdynamics.base.arrays import (
     BoolScalar,
     IntScalar,
@@ -32,12 +35,22 @@ from sgdynamics.base.controls import values_at
 from sgdynamics.base.precision import float64
 from sgdynamics.base.random import normals_and_uniforms, step_key
 from sgdynamics.fixed_data.message_passing import MessagePassing, Messages
+from sgdynamics.fixed_data.update_memory import (
+    FULL_BATCH,
+    UpdateMemory,
+    join,
+    move,
+    split,
+)
+from sgdynamics.problems.moves import LossOverlaps, loss_overlaps
 from sgdynamics.problems.problem import Structure
+from sgdynamics.samples import input_covariance
 from sgdynamics.samples.inputs import Embedding, inputs_in_space
 from sgdynamics.samples.sample import as_dtype
 from sgdynamics.simulation.direct import direct_overlaps
 from sgdynamics.simulation.gpu import data_gradients
 from sgdynamics.simulation.running import CHECK_STEPS, LARGEST, Observe
+from sgdynamics.simulation.sample_moves import sample_moves
 
 HIGHEST = jax.lax.Precision.HIGHEST  # otherwise a GPU multiplies float32 with 10 bits of mantissa
 # Normals per chunk while a data set is drawn. A different value gives different data.
@@ -66,6 +79,8 @@ class Weights(NamedTuple):
     selected: Bool[Numeric, "... n"] | Int[Numeric, "... 2 n"] | None
     first_risk: Float[Numeric, "..."]  # training risk at step 0
     messages: PyTree = ()  # of message passing
+    memory: UpdateMemory | None = None  # of an update
+    signal_rows: Float[Numeric, "... K d"] | None = None  # of a run with a frame of its own
 
 
 class Options(NamedTuple):
@@ -80,7 +95,8 @@ class Options(NamedTuple):
     # slowly, for tests.
     kernel: str = ""
     passing: MessagePassing | None = None  # message passing in place of gradient steps
-    edges: tuple[int, ...] = ()  # of the covariance blocks, for message passing
+    edges: tuple[int, ...] = ()  # of the covariance blocks, for message passing and updates
+    law: Law | None = None  # of an update; None for plain steps
 
 
 class Observer(NamedTuple):
@@ -102,7 +118,9 @@ class Observer(NamedTuple):
         if self.see is None:
             return observed
         rows, head = state.rows.astype(jnp.float64), state.head.astype(jnp.float64)
-        M, Q = direct_overlaps(jnp, structure.signals, self.edges, parameters["frame"], rows)
+        M, Q = direct_overlaps(
+            jnp, structure.signals, self.edges, parameters["frame"], rows, state.signal_rows
+        )
         return self.see(arguments, observed, number, {"M": M, "Q": Q, "a": head})
 
 
@@ -133,8 +151,11 @@ def draw_data_sets(
     parameters: Parameters,
     placement: Embedding,
     keys: RandomKeys,
+    signal_rows: Float[Numeric, "runs K d"] | None = None,
 ) -> Data:
     """The data set of each key: its inputs in the first type, all else in the second.
+
+    The signals lie along a few axes (`placement`), or are `signal_rows` in d dimensions.
 
     Data are drawn in float64 for all types, so that all precisions use the same data. The stored,
     rounded inputs are the data set: signals are computed from them, so that a teacher's labels
@@ -149,7 +170,7 @@ def draw_data_sets(
     # Equal chunks, the last of which is cut
     rows = -(-samples // chunks)
 
-    def draw_chunk(key: RandomKey) -> Data:
+    def draw_chunk(key: RandomKey, placement: Embedding) -> Data:
         normals = normals_and_uniforms(key, rows * per_sample, 0)[0].reshape(rows, per_sample)
         draws = sample.draw(parameters, normals[:, inputs:])
         # Rounded to the storage precision before the signals are computed
@@ -160,12 +181,17 @@ def draw_data_sets(
         )
         return Data(x, signals.astype(dtype), as_dtype(sample.loss_argument(draws), dtype))
 
-    def draw_data_set(key: RandomKey) -> Data:
-        key = jax.random.fold_in(key, 0)
+    def draw_data_set(run: tuple[RandomKey, Numeric | None]) -> Data:
+        key, rows = jax.random.fold_in(run[0], 0), run[1]
+        position = placement
+        if rows is not None:
+            axes = jnp.arange(placement.scale.shape[0])
+            position = Embedding(placement.scale, axes, rows)
         if chunks == 1:
-            return draw_chunk(key)
+            return draw_chunk(key, position)
         data = jax.lax.map(
-            lambda number: draw_chunk(jax.random.fold_in(key, number)), jnp.arange(chunks)
+            lambda number: draw_chunk(jax.random.fold_in(key, number), position),
+            jnp.arange(chunks),
         )
 
         def join(leaf: Numeric) -> Numeric:
@@ -174,7 +200,7 @@ def draw_data_sets(
 
         return jax.tree.map(join, data)
 
-    return jax.lax.map(draw_data_set, keys)
+    return jax.lax.map(draw_data_set, (keys, signal_rows))
 
 
 @float64
@@ -248,6 +274,16 @@ def gradient_sums(
     return data_gradients.Sums(risk, gradient, jnp.sum(head_h, axis=0))
 
 
+def parameters_with_overlaps(
+    structure: Structure, edges: tuple[int, ...], parameters: Parameters, rows: Numeric
+) -> Parameters:
+    """The parameters with the overlaps of the rows, if the loss reads them."""
+    if not structure.loss.reads_overlaps:
+        return parameters
+    M, Q = direct_overlaps(jnp, structure.signals, edges, parameters["frame"], rows)
+    return structure.loss.parameters_with_overlaps(parameters, Q, M)
+
+
 def _over_runs(
     options: Options, function: Callable[..., Result], data: Data, *runs: PyTree
 ) -> Result:
@@ -289,8 +325,9 @@ def _mean_losses(
         fields = sample.tokens.group_by_sample(
             _fields(rows, data.inputs) if fields is None else fields
         )
+        values = parameters_with_overlaps(structure, options.edges, parameters, rows)
         losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
-            fields, sample.tokens.group_by_sample(data.signals), head, data.draws, parameters
+            fields, sample.tokens.group_by_sample(data.signals), head, data.draws, values
         )
         return jnp.mean(losses, axis=0, dtype=jnp.float64)
 
@@ -301,7 +338,10 @@ def is_finite(state: Weights) -> Bool[Numeric, ""]:
     """Whether all weights of a run are within the range of numbers that have not diverged."""
     dtype = state.rows.dtype
     limit = jnp.asarray(LARGEST if dtype == jnp.float64 else LARGEST_SINGLE, dtype)
-    return jnp.all(jnp.abs(state.rows) < limit) & jnp.all(jnp.abs(state.head) < limit)
+    is_finite = jnp.all(jnp.abs(state.rows) < limit) & jnp.all(jnp.abs(state.head) < limit)
+    if state.memory is None:
+        return is_finite
+    return is_finite & jnp.all(jnp.abs(state.memory.rows) < limit)
 
 
 def exceeds_sphere(increment: Float[Numeric, "... p d"]) -> Bool[Numeric, "... p"]:
@@ -451,16 +491,15 @@ def fixed_data_step(
     """
     if options.passing is not None:
         return _pass_messages(structure, options, context, data, state)
-    rows, head, selected, first_risk, _ = state
+    rows, head, selected, first_risk = state[:4]
     dtype, p = rows.dtype, structure.width
     parameters, rates = step_parameters(context.parameters, context.hyperparameters, number)
     parameters = as_dtype(parameters, dtype)
     samples = data.inputs.shape[0] // structure.sample.tokens.inputs_per_sample
-    if sums is None:
+    if sums is None and options.law is None:
         sums = gradient_sums(structure, parameters, data, rows, head, selected)
     # 1/(b n): the mean over samples, rescaled by the batch fraction if required
     share = (1 / (rates["divisor"] * samples)).astype(dtype)
-    gradient, head_gradient = share * sums.gradient, share * sums.head_gradient
     # One draw for white noise on rows and head, and for the next selection
     kicks = p * rows.shape[1] + len(head)
     normals, uniforms = normals_and_uniforms(
@@ -475,14 +514,133 @@ def fixed_data_step(
     lr, head_rate = (rates[name].astype(dtype) for name in ("lr", "head_rate"))
     decay_of_head = parameters.get("head_decay")
     stride = Stride(lr, head_rate, parameters["weight_decay"], structure, decay_of_head)
+    following = selected
+    if options.selects:
+        assert selected is not None
+        following = next_selection(rates, selected, uniforms)
+    if options.law is not None:
+        source = DataGradients(structure, parameters, data, selected, share, key, options.edges)
+        kicks = None if kick is None or head_kick is None else (kick, head_kick)
+        moved = update_step(options.law, rates, stride, state, source, number, kicks)
+        return moved._replace(selected=following)
+    assert sums is not None
+    gradient, head_gradient = share * sums.gradient, share * sums.head_gradient
     moved, head = stride.move(rows, head, (gradient, head_gradient), kick, head_kick)
     if structure.constraint.fixes_norms:
         assert sums.risk is not None
         moved = mark_divergence(moved, lr * gradient, sums.risk, first_risk)
-    if options.selects:
-        assert selected is not None
-        selected = next_selection(rates, selected, uniforms)
-    return Weights(moved, head, selected, first_risk)
+    return state._replace(rows=moved, head=head, selected=following)
+
+
+class DataGradients(GradientSource):
+    """Gradients of the mean loss over the selected samples of a data set in d dimensions.
+
+    Parameters
+    ----------
+    structure, parameters
+        The problem at this step.
+    data : Data
+        The data set, or a batch of it.
+    selected : array, (n,), optional
+        The samples that the step uses; all by default.
+    share : float
+        Weight of a sample in the mean.
+    key : key
+        Key of the step, for its noise.
+    edges : tuple of int
+        First coordinates of the covariance blocks, and the dimension.
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        parameters: Parameters,
+        data: Data,
+        selected: Numeric | None,
+        share: Scalar,
+        key: RandomKey,
+        edges: tuple[int, ...],
+    ) -> None:
+        self.structure, self.parameters, self.data = structure, parameters, data
+        self.selected, self.share, self.key, self.edges = selected, share, key, edges
+
+    def mean(
+        self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Numeric, Numeric]:
+        rows = rows if shift is None else rows + shift
+        head = head if head_shift is None else head + head_shift
+        if self.structure.loss.reads_overlaps:
+            return self._mean_with_overlaps(rows, head)
+        arguments = (self.structure, self.parameters, self.data, rows, head, self.selected)
+        sums = gradient_sums(*arguments)
+        return self.share * sums.gradient, self.share * sums.head_gradient
+
+    def _mean_with_overlaps(self, rows: Numeric, head: Numeric) -> tuple[Numeric, Numeric]:
+        """The gradient of a loss that reads the overlaps: h^T X + A W + B W*."""
+        structure, data, p = self.structure, self.data, len(rows)
+        arguments = (structure, self.edges, self.parameters, rows)
+        parameters = parameters_with_overlaps(*arguments)
+        fields = _fields(rows, data.inputs)
+        moves = sample_moves(structure, parameters, fields, data.signals, head, data.draws)
+        h, head_h, coefficients = moves
+        assert coefficients is not None
+        if self.selected is not None:
+            h = jnp.where(structure.sample.tokens.repeat(self.selected)[:, None], h, 0)
+            head_h = jnp.where(self.selected[:, None], head_h, 0)
+            coefficients = jnp.where(self.selected[:, None, None], coefficients, 0)
+        total = jnp.sum(coefficients, axis=0)
+        # The signals lie along the first K axes of each block.
+        K, frame = structure.signals, self.parameters["frame"]
+        signals = jnp.zeros((K, rows.shape[1]), rows.dtype)
+        for block, (low, high) in enumerate(pairwise(self.edges)):
+            count = min(K, high - low)
+            signals = signals.at[:, low : low + count].set(frame[block][:, :count])
+        pull = total[:, :p] @ rows + total[:, p:] @ signals
+        gradient = weighted_inputs(h, data.inputs) + pull
+        return self.share * gradient, self.share * jnp.sum(head_h, axis=0)
+
+    def per_sample(
+        self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Numeric, Numeric]:
+        rows = rows if shift is None else rows + shift
+        head = head if head_shift is None else head + head_shift
+        _, (h, head_h) = loss_and_slopes(self.structure, self.parameters, self.data, rows, head)
+        tokens = self.structure.sample.tokens.inputs_per_sample
+        h = h.reshape(-1, tokens, h.shape[1])
+        x = self.data.inputs.reshape(len(h), tokens, -1).astype(h.dtype)
+        return jnp.einsum("ntp,ntd->npd", h, x, precision=HIGHEST), head_h
+
+    def noise(self) -> Numeric:
+        """Normals of variance 1/d: like the gradient of a full batch, rows have norms of O(1)."""
+        p, d = self.structure.width, self.data.inputs.shape[-1]
+        key = jax.random.fold_in(self.key, 5)
+        normals = jax.random.normal(key, (p, d), self.parameters["weight_decay"].dtype)
+        return normals / np.sqrt(d)
+
+    def overlaps(self, rows: Numeric) -> LossOverlaps:
+        M, Q = direct_overlaps(
+            jnp, self.structure.signals, self.edges, self.parameters["frame"], rows
+        )
+        return loss_overlaps(self.parameters, Q, M)
+
+
+def update_step(
+    law: Law,
+    rates: Parameters,
+    stride: Stride,
+    state: Weights,
+    source: GradientSource,
+    number: IntScalar,
+    kicks: tuple[Numeric, Numeric] | None = None,
+    unit: Scalar = FULL_BATCH,
+) -> Weights:
+    """One step of one run by an update."""
+    assert state.memory is not None
+    before = join(state.rows, state.head, state.memory)
+    rates = as_dtype({**rates, "head_rate": stride.head_rate}, state.rows.dtype)
+    after = move(law, rates, stride, before, source, number, kicks, unit)
+    rows, head, memory = split(after, len(state.rows), len(state.head), state.rows.shape[1:])
+    return state._replace(rows=rows, head=head, memory=memory)
 
 
 def _pass_messages(
@@ -502,7 +660,9 @@ def _pass_messages(
     factors, V = passing.shrinkage(
         parameters, sizes / dimension, data.inputs.shape[0] / dimension, L
     )
-    scale = jnp.repeat(parameters["eigenvalues"] * L, sizes, total_repeat_length=dimension)
+    scale = jnp.repeat(
+        input_covariance.eigenvalues(parameters) * L, sizes, total_repeat_length=dimension
+    )
     factors = jnp.repeat(factors, sizes, total_repeat_length=dimension)
     moved = (factors * (gradient + scale * rows)).astype(rows.dtype)
     messages = Messages(g.astype(rows.dtype), V.astype(rows.dtype))

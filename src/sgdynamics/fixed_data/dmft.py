@@ -20,6 +20,10 @@ import numpy as np
 from sgdynamics.algorithms.epochs import Visits
 from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
 from sgdynamics.base import checks
+from sgdynamics.base.arrays import (
+    Device,
+    PyTree,
+)
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.progress import Meter
 from sgdynamics.base.resources import available_bytes
@@ -126,6 +130,7 @@ class Sweep:
         self.required_bytes = 0
         self.memory: Memory | None = None
         self.train_losses: Mapping[str, Loss] = {}  # further losses whose training mean is computed
+        self.devices: Sequence[Device] = ()  # among which groups of replicates are divided
         self.initial_risk: list[float] = []  # training risk at the start of each run, with epochs
 
     @property
@@ -134,8 +139,16 @@ class Sweep:
 
     @property
     def sets(self) -> int:
-        """Replicates that advance together: one on a CPU, all of them elsewhere."""
-        return 1 if jax.default_backend() == "cpu" else self.sampling.replicates
+        """Replicates that advance together: one on a CPU, elsewhere all those of a device."""
+        if jax.default_backend() == "cpu":
+            return 1
+        return -(-self.sampling.replicates // max(1, len(self.devices)))
+
+    def move_to_device(self, arrays: PyTree, group: int) -> PyTree:
+        """Arrays of a group of replicates, on the device of this group if there are several."""
+        if len(self.devices) < 2:
+            return arrays
+        return jax.device_put(arrays, self.devices[group % len(self.devices)])
 
     @property
     def data_blocks(self) -> int:
@@ -153,7 +166,8 @@ class Sweep:
         setup, blocks = self.setup, self.setup.structure.blocks
         with_P = 2 * setup.gradients_per_step + setup.normals_per_step * blocks
         with_A = setup.gradients_per_step * blocks
-        return 2.0 * self.inputs * self.sampling.replicates * (with_P + with_A) * directions
+        work = 2.0 * self.inputs * self.sampling.replicates * (with_P + with_A) * directions
+        return setup.passes * work
 
     def directions_after(self, steps: float) -> float:
         """Upper bound on the number of directions after some steps.
@@ -163,9 +177,10 @@ class Sweep:
         most directions.
         """
         setup = self.setup
+        steps = setup.passes * (steps + 1)  # each pass adds directions
         by_paths = self.sets * (self.inputs // PATHS_PER_DIRECTION) + setup.gradients_per_step
-        gradients = min(setup.gradients_per_step * (steps + 1), by_paths)
-        noise = setup.noise_directions * (steps + 1)
+        gradients = min(setup.gradients_per_step * steps, by_paths)
+        noise = setup.noise_directions * steps
         directions = setup.initial_directions + gradients + noise
         return directions if self.memory is None else min(directions, self.memory.directions)
 
@@ -183,8 +198,10 @@ class Sweep:
             self.largest_capacity = min(self.largest_capacity, rank + smallest)
         # Two copies while memory grows. The compiler of a GPU tries products on a copy of their
         # operands, in addition to what the former size has left.
-        copies = 2 if jax.default_backend() == "cpu" else 3
-        replicates = self.sampling.replicates
+        is_cpu = jax.default_backend() == "cpu"
+        copies = 2 if is_cpu else 3
+        # Each device has its own memory, except for those of a processor.
+        replicates = self.sampling.replicates if is_cpu else self.sets
         required = copies * replicates * self.bytes_per_replicate(self.largest_capacity)
         self.required_bytes = required
         available = available_bytes() * MEMORY_SHARE if memory is None else memory * 1e9
@@ -303,7 +320,7 @@ class Sweep:
                 str(self.dtype),
                 self.step_parameters,
                 weights,
-                *chosen,
+                *self.move_to_device(chosen, len(groups)),
             )
             groups.append(PathGroup(paths, initial_slots(setup), sets))
         return groups
@@ -318,10 +335,22 @@ class Sweep:
         """Advance all replicates to step `end`."""
         setup = groups[0].adapt_setup(self.setup)
         group_visits = [None] * len(groups) if visits is None else visits
-        # One after the other: two XLA programs at once on the one thread pool of a CPU can wait
-        # for each other forever.
-        for group, visited in zip(groups, group_visits, strict=True):
-            group.advance(setup, self.step_parameters, visited, end, largest_capacity, self.memory)
+        waiting = list(zip(groups, group_visits, strict=True))
+        for group in groups:
+            group.last_good = np.full(group.sets, group.number, dtype=np.int64)
+        # One after the other on a CPU: two XLA programs at once on its one thread pool can wait
+        # for each other forever. Other devices compute at the same time.
+        count = 1 if jax.default_backend() == "cpu" else len(waiting)
+        while waiting:
+            running, waiting = waiting[:count], waiting[count:]
+            for group, visited in running:
+                group.dispatch(setup, self.step_parameters, visited, end)
+            unfinished = [
+                (group, visited)
+                for group, visited in running
+                if group.collect(setup, end, largest_capacity, self.memory)
+            ]
+            waiting = unfinished + waiting
         incomplete = [group.number for group in groups if group.number < end]
         if incomplete:
             smallest = self.setup.initial_directions + self.setup.directions_per_step

@@ -19,15 +19,17 @@ from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.base.equations import Section
 from sgdynamics.problems.equations import has_decay, symbols_of
 from sgdynamics.problems.problem import Problem
+from sgdynamics.samples import input_covariance
 
 
 def dmft_section(problem: Problem, algorithm: FixedData) -> Section:
     """Return the self-consistent equations of the limit d -> infinity at n = alpha d."""
-    lines = (
-        _epoch_lines(problem)
-        if isinstance(algorithm, EpochSGD)
-        else _step_lines(problem, algorithm)
-    )
+    if algorithm.law is not None:
+        lines = _update_lines(problem, algorithm)
+    elif isinstance(algorithm, EpochSGD):
+        lines = _epoch_lines(problem)
+    else:
+        lines = _step_lines(problem, algorithm)
     return Section("DMFT", tuple(lines))
 
 
@@ -49,7 +51,9 @@ class _Terms:
             return "l_b "
         if "snr" in self.problem._parameters:
             return r"\frac{1}{\mathrm{snr}} "
-        return "" if float(self.problem.parameters["eigenvalues"][0]) == 1.0 else "l "
+        return (
+            "" if float(input_covariance.eigenvalues(self.problem.parameters)[0]) == 1.0 else "l "
+        )
 
     @property
     def share(self) -> str:
@@ -180,6 +184,24 @@ def _step_lines(problem: Problem, algorithm: FixedData) -> list[str]:
             rf"{decay_a}\right)"
         )
     lines.append(rf"Q{b}(t) = C{b}(t, t),\quad R(t', t) = 0 \text{{ for }} t' < t")
+    return lines
+
+
+def _update_lines(problem: Problem, algorithm: FixedData) -> list[str]:
+    """Return the effective process of an update, by conditioning on the products of the data."""
+    b = _Terms(problem).b
+    s_t = r"s_t " if algorithm.selects else ""
+    divisor = r"b n" if algorithm.divisor != 1.0 else "n"
+    lines = [
+        r"W = \sum_k W_k e_k,\quad \lambda = \sum_k A_k W_k,\quad A_k = X e_k",
+        rf"g = \frac{{{s_t}h}}{{{divisor}}},\quad \rho = g - \sum_j P_j \langle P_j, g \rangle",
+        rf"G = X^\top g = \sum_k \langle A_k, g \rangle e_k + \sqrt{{d{b and '_b'}}} \, |\rho| \, "
+        r"e_{\mathrm{new}}",
+        rf"A_{{\mathrm{{new}}}} = \sqrt{{d{b and '_b'}}} \frac{{\rho}}{{|\rho|}} "
+        r"+ \left(1 - P P^\top\right) Z,\quad Z_\mu \sim \mathcal{N}(0, 1)",
+    ]
+    if isinstance(algorithm, EpochSGD):
+        lines.append(r"\text{with the mean gradient } G \text{ of a cell of an epoch}")
     return lines
 
 

@@ -18,6 +18,7 @@ from sgdynamics.base.controls import values_at
 from sgdynamics.base.random import normals_and_uniforms, run_keys
 from sgdynamics.fixed_data import conditioning
 from sgdynamics.fixed_data.conditioning import ConditionedState
+from sgdynamics.fixed_data.gradient_calls import count_calls
 from sgdynamics.fixed_data.message_passing import MessagePassing, Messages, first_messages
 from sgdynamics.fixed_data.setup import (
     SMALLEST_CAPACITY,
@@ -30,7 +31,13 @@ from sgdynamics.problems.frames import compressed_rows, signal_frames
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.simulation.exact import GROUP_BYTES
-from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Simulator
+from sgdynamics.simulation.running import (
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Resources,
+    Simulator,
+)
 
 FIRST_STEP = (1 << 31) - 1  # step number of the draws before the first step; no run reaches it
 
@@ -48,8 +55,16 @@ class ExactFixedData(Simulator):
         seed: int,
         passing: MessagePassing | None = None,
     ) -> None:
+        law, calls = algorithm.law, 1
+        if algorithm.update is not None:
+            calls = count_calls(algorithm.update, problem.structure)
         self.setup = Setup(
-            problem.structure, algorithm.selects, algorithm.has_thermal_noise, passing=passing
+            problem.structure,
+            algorithm.selects,
+            algorithm.has_thermal_noise or (law is not None and law.noise),
+            passing=passing,
+            law=law,
+            calls=calls,
         )
         self.step_parameters = StepParameters(
             problem.parameters | {"frame": signal_frames(problem, block_sizes)},
@@ -110,18 +125,24 @@ class ExactFixedData(Simulator):
         return 1
 
     @property
-    def size(self) -> tuple[int, ...]:
-        dimension = int(self.step_parameters.block_sizes.sum())
-        return self.samples, self.setup.structure.width, dimension
-
-    @property
     def _first_capacity(self) -> int:
         """Number of directions for which memory is allocated at the start."""
         setup = self.setup
         needed = setup.initial_directions + 2 * setup.directions_per_step
         return min(max(SMALLEST_CAPACITY, needed), self.largest_capacity)
 
-    def bytes_per_run(self, steps: float = 0.0) -> float:
+    def resources(self, steps: float = 0.0) -> Resources:
+        dimension = int(self.step_parameters.block_sizes.sum())
+        arrays = 1 + self.setup.structure.blocks
+        # At the final capacity, so that a group never has to be divided on the way
+        largest = 2 * GROUP_BYTES // (8 * self.inputs * self.largest_capacity * arrays)
+        return Resources(
+            self._bytes_per_run(steps),
+            max(1, largest),
+            (self.samples, self.setup.structure.width, dimension),
+        )
+
+    def _bytes_per_run(self, steps: float) -> float:
         """Memory of one run: twice its final capacity, and the former one while it is copied."""
         setup = self.setup
         # One step more, because the loop checks for the memory of a full step.
@@ -133,12 +154,6 @@ class ExactFixedData(Simulator):
             capacity = conditioning.next_capacity(capacity, self.largest_capacity)
         arrays = 1 + setup.structure.blocks  # P, and A of each block
         return 8.0 * self.inputs * arrays * (2 * capacity + previous)
-
-    def largest_group(self) -> int:
-        arrays = 1 + self.setup.structure.blocks
-        # At the final capacity, so that a group never has to be divided on the way
-        bytes_per_run = 8 * self.inputs * self.largest_capacity * arrays
-        return max(1, 2 * GROUP_BYTES // bytes_per_run)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))

@@ -95,7 +95,7 @@ class HostDraws:
         is_normal = all_normal(self.setup.structure.sample)
         count = normals.shape[1] - (0 if is_normal else self.draws)
         if PATHS_PER_VECTOR * count <= self.paths:
-            normals[:, :count] = _decorrelate(normals[:, :count])
+            normals[:, :count] = decorrelate(normals[:, :count])
         shape = (self.layout.blocks, self.setup.initial_directions)
         noise = np.moveaxis(normals[:, -self.draws :], 1, 2)
         return InitialDraws(
@@ -168,7 +168,7 @@ def counters_of(sampling: Sampling) -> np.ndarray:
     return np.asarray(bits(keys))
 
 
-def _decorrelate(vectors: np.ndarray) -> np.ndarray:
+def decorrelate(vectors: np.ndarray) -> np.ndarray:
     """The nearest vectors (..., count, n) with V V^T/n = I: (V V^T/n)^-1/2 V."""
     covariance = np.einsum("...kn,...ln->...kl", vectors, vectors) / vectors.shape[-1]
     values, basis = np.linalg.eigh(covariance)

@@ -13,7 +13,8 @@ m components is needed. For m -> infinity at fixed v m the components along the 
 the length is sqrt(v m): the products become deterministic.
 
 `fixed_data.conditioning` uses this for one data matrix whose rows are explicit samples,
-`fixed_data.deep_linear` for the data matrix and the layers of a network.
+`fixed_data.deep_linear` for the data matrix and the layers of a network, and
+`fixed_data.wide_network` for the layers of an infinitely wide one, whose spaces are sampled.
 """
 
 from __future__ import annotations
@@ -100,15 +101,11 @@ def product(
     """
     residual = orthogonal_part(matrix.right, vector[None], 2)[0]
     direction = unit_residual(residual, extends_basis(residual, vector, tolerance))
-    conditional_mean = jnp.einsum(
-        "jr,jc,c->r", matrix.left, matrix.left_products, direction, precision="highest"
-    )
     # New directions of the frame are orthogonal to all left vectors, so that one projection of z
     # also serves its last component. A direction that is zero has no product.
     is_new = jnp.any(direction != 0)
-    new_product = jnp.where(
-        is_new, conditional_mean + orthogonal_part(matrix.left, draw[None], 1)[0], 0.0
-    )
+    fluctuation = orthogonal_part(matrix.left, draw[None], 1)
+    new_product = jnp.where(is_new, new_products(matrix, direction[None], fluctuation)[0], 0.0)
     conditioned = matrix._replace(
         right=jnp.asarray(matrix.right).at[index].set(direction),
         right_products=jnp.asarray(matrix.right_products).at[index].set(new_product),
@@ -116,6 +113,41 @@ def product(
     coefficients = jnp.einsum("kc,c->k", conditioned.right, vector, precision="highest")
     result = jnp.einsum("kr,k->r", conditioned.right_products, coefficients, precision="highest")
     return conditioned, result
+
+
+def new_products(
+    matrix: GaussianMatrix,
+    directions: Float[Numeric, "m columns"],
+    fluctuations: Float[Numeric, "m rows"],
+) -> Float[Numeric, "m rows"]:
+    """The products G q with new directions q: their conditional means plus fluctuations.
+
+    The fluctuations (1 - P P^T) z are orthogonal to all left vectors.
+    """
+    coefficients = jnp.einsum("jc,mc->mj", matrix.left_products, directions, precision="highest")
+    means = jnp.einsum("mj,jr->mr", coefficients, matrix.left, precision="highest")
+    return means + fluctuations
+
+
+def principal_residuals(
+    P: Float[Numeric, "capacity n"], vectors: Float[Numeric, "m n"], tolerance: Scalar
+) -> tuple[Float[Numeric, "m n"], Bool[Numeric, " m"]]:
+    """Orthonormal directions that extend the basis P by the main part of several vectors.
+
+    They are the principal directions of the orthogonal parts of the vectors, by decreasing size.
+    Those whose size is below `tolerance` times the length of the longest vector are zero; the
+    second value marks the others.
+    """
+    longest = jnp.max(jnp.sum(vectors**2, axis=1))
+    residuals = orthogonal_part(P, vectors, 2)
+    gram = jnp.einsum("mn,kn->mk", residuals, residuals, precision="highest")
+    squares, combinations = jnp.linalg.eigh(gram)
+    squares, combinations = squares[::-1], combinations[:, ::-1]
+    grows = squares > tolerance**2 * longest
+    factors = jnp.where(grows, 1 / jnp.sqrt(jnp.where(grows, squares, 1.0)), 0.0)
+    directions = jnp.einsum("mk,mn->kn", combinations * factors, residuals, precision="highest")
+    # The division by a small size amplifies what rounding has left along the basis.
+    return orthogonal_part(P, directions, 1), grows
 
 
 def transposed_product(

@@ -34,6 +34,7 @@ from sgdynamics.problems.likelihoods import (
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.teacher_student import MultiIndex, TeacherStudent
+from sgdynamics.samples import input_covariance
 from sgdynamics.statics.prox import ConvexLoss, convex_loss
 
 # Standard deviations up to which the posterior of a signal is integrated, panels and nodes.
@@ -110,10 +111,8 @@ class MessagePassing:
         """Return V before the first step, for fields of covariance m with the signal and q."""
         if self.loss is not None:
             lam = alpha * float(problem.weight_decay)
-            rate = np.asarray(problem.parameters["fractions"]) @ np.asarray(
-                problem.parameters["eigenvalues"]
-            )
-            return np.full(len(m), rate / lam if lam > 0 else 1.0)
+            trace = float(input_covariance.trace(problem.parameters))
+            return np.full(len(m), trace / lam if lam > 0 else 1.0)
         explained = np.divide(m**2, q, out=np.zeros_like(q), where=q > 0)
         return _variance(problem.parameters) - explained
 
@@ -208,7 +207,7 @@ class MessagePassing:
         self, parameters: Parameters, fractions: Numeric, alpha: Scalar, L: Scalar
     ) -> tuple[Float[Numeric, " blocks"], Scalar]:
         """Return s_b of each block, and the next V."""
-        eigenvalues = jnp.asarray(parameters["eigenvalues"])
+        eigenvalues = jnp.asarray(input_covariance.eigenvalues(parameters))
         if self.loss is not None:
             factors = 1.0 / (alpha * parameters["weight_decay"] + eigenvalues * L)
         else:
@@ -221,7 +220,7 @@ def first_messages(
     problem: Problem, passing: MessagePassing, start: Start, samples: int, alpha: float
 ) -> Messages:
     """Return the messages of all runs before the first step."""
-    eigenvalues = np.asarray(problem.parameters["eigenvalues"])
+    eigenvalues = input_covariance.eigenvalues(problem.parameters)
     m = np.einsum("b,rb->r", eigenvalues, start.M_blocks[:, :, 0, 0])
     q = np.einsum("b,rb->r", eigenvalues, start.Q_blocks[:, :, 0, 0])
     V = passing.first_variance(problem, m, q, alpha)
@@ -231,4 +230,4 @@ def first_messages(
 def _variance(parameters: Parameters) -> Any:
     """Variance of the signal."""
     gram = parameters["gram"][:, 0, 0]
-    return (parameters["eigenvalues"] * gram).sum()
+    return (input_covariance.eigenvalues(parameters) * gram).sum()

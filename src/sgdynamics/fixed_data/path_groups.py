@@ -37,6 +37,7 @@ class ReplicateGroup(Protocol):
     """Replicates that advance together, in any form of DMFT."""
 
     paths: Any  # arrays of the form, with a leading axis of replicates
+    sets: int  # number of replicates
     number: int  # the present step
     last_good: np.ndarray  # last finite step of each replicate
 
@@ -49,16 +50,12 @@ class ReplicateGroup(Protocol):
         """The setup of these paths."""
         ...
 
-    def advance(
-        self,
-        setup: Setup,
-        step: StepParameters,
-        visits: Visits | None,
-        end: int,
-        largest_capacity: int,
-        memory: Memory | None,
-    ) -> None:
-        """Advance to step `end`, or until the memory has the largest capacity and is full."""
+    def dispatch(self, setup: Setup, step: StepParameters, visits: Visits | None, end: int) -> None:
+        """Start to advance to step `end`, or until the memory is full, without waiting for it."""
+
+    def collect(self, setup: Setup, end: int, largest_capacity: int, memory: Memory | None) -> bool:
+        """Wait for the steps; whether memory was made for further ones before `end`."""
+        ...
 
 
 @dataclass
@@ -71,7 +68,9 @@ class PathGroup:
     perturbed_slot: int | None = None  # first perturbed direction, in a perturbed copy
     number: int = 0  # the present step
     last_good: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    bin_widths: list[int] = field(default_factory=list)  # steps per bin, where memory is bounded
+    bin_widths: list[int] = field(default_factory=list)  # passes per bin, where memory is bounded
+    answered: int = 0  # passes of an unfinished step
+    reached: Any = 0  # the pass at which the last dispatch ends
 
     @property
     def capacity(self) -> int:
@@ -81,42 +80,38 @@ class PathGroup:
         """The setup of these paths: a perturbed copy evolves its perturbation too."""
         return setup if self.perturbed_slot is None else replace(setup, perturbed=True)
 
-    def advance(
-        self,
-        setup: Setup,
-        step: StepParameters,
-        visits: Visits | None,
-        end: int,
-        largest_capacity: int,
-        memory: Memory | None,
-    ) -> None:
-        """Advance to step `end`, or until the basis is full and nothing is discarded."""
-        self.last_good = np.full(self.sets, self.number, dtype=np.int64)
-        while True:
-            self.paths, self.slots, number, last_good = advance_paths(
-                setup,
-                step,
-                self.paths,
-                self.slots,
-                visits,
-                np.int64(self.number),
-                self.last_good,
-                np.int64(end),
-            )
-            self.number, self.last_good = int(number), np.asarray(last_good)
-            if self.number >= end:
-                return
-            # A group stops early if A is full, or if the history of gradients is.
-            is_full = int(self.slots.weight) + setup.directions_per_step > self.capacity
-            if self.capacity < largest_capacity and is_full:
-                capacity = next_capacity(self.capacity, largest_capacity)
-                self.paths = with_capacity(self.paths, capacity, 1)
-            elif memory is not None:
-                self.paths, self.slots, self.bin_widths = discard_directions(
-                    setup, memory, self.paths, self.slots, self.bin_widths
-                )
-            else:
-                return
+    def dispatch(self, setup: Setup, step: StepParameters, visits: Visits | None, end: int) -> None:
+        """Start to advance to step `end`, or until the basis is full."""
+        passes = setup.passes
+        self.paths, self.slots, self.reached, self.last_good = advance_paths(
+            setup,
+            step,
+            self.paths,
+            self.slots,
+            visits,
+            np.int64(passes * self.number + self.answered),
+            passes * self.last_good,
+            np.int64(passes * end),
+        )
+
+    def collect(self, setup: Setup, end: int, largest_capacity: int, memory: Memory | None) -> bool:
+        """Wait for the steps; whether memory was made for further ones before `end`."""
+        self.number, self.answered = divmod(int(self.reached), setup.passes)
+        self.last_good = np.asarray(self.last_good) // setup.passes
+        if self.number >= end:
+            return False
+        # A group stops early if A is full, or if the history of gradients is.
+        is_full = int(self.slots.weight) + setup.directions_per_step > self.capacity
+        if self.capacity < largest_capacity and is_full:
+            capacity = next_capacity(self.capacity, largest_capacity)
+            self.paths = with_capacity(self.paths, capacity, 1)
+            return True
+        if memory is None:
+            return False
+        self.paths, self.slots, self.bin_widths = discard_directions(
+            setup, memory, self.paths, self.slots, self.bin_widths
+        )
+        return True
 
 
 def next_capacity(capacity: int, largest: int) -> int:

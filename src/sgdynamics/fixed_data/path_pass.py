@@ -26,7 +26,11 @@ from jaxtyping import Bool, Float, Int
 from sgdynamics.base.arrays import IntScalar, Numeric, PyTree
 from sgdynamics.fixed_data.path_state import ChunkArrays, Paths, Slots, Sums
 from sgdynamics.fixed_data.path_step import StepMatrices
-from sgdynamics.fixed_data.sample_space import SampleData, sample_space_gradients
+from sgdynamics.fixed_data.sample_space import (
+    SampleData,
+    overlap_coefficients,
+    sample_space_gradients,
+)
 from sgdynamics.fixed_data.setup import Setup, StepParameters
 from sgdynamics.samples.input_covariance import scale as input_scale
 
@@ -74,6 +78,7 @@ class _ChunkSums(NamedTuple):
     on_A: Float[Numeric, "gradients blocks capacity"]
     gram: Float[Numeric, "products columns"]  # products among g, P_new, Z and the new rows
     head: Float[Numeric, " p"]
+    coefficients: Float[Numeric, "p columns"] | None
 
 
 # A function of matrices, slots, P, A and the other inputs of a chunk
@@ -175,9 +180,9 @@ def _process_chunk(
     A_noise = data_along(noise[s:])
 
     # Fields lambda = A W^T: the stored A, and the rows that are not in memory yet
-    weights = matrices.rows
-    if matrices.perturbation is not None:
-        weights = jnp.concatenate([matrices.rows, matrices.perturbation])
+    weights = matrices.point
+    if matrices.point_perturbation is not None:
+        weights = jnp.concatenate([matrices.point, matrices.point_perturbation])
 
     def weights_at(slot: IntScalar, count: int) -> Float[Numeric, "m columns"]:
         selected = jax.lax.dynamic_slice(weights, (0, 0, slot), (len(weights), blocks, count))
@@ -195,7 +200,7 @@ def _process_chunk(
 
     # Next gradients, and all sums of the next step
     data = SampleData(chunk.used, samples, chunk.signals, chunk.draws)
-    g, head = sample_space_gradients(setup, step, data, fields, matrices.head)
+    g, head = sample_space_gradients(setup, step, data, fields, matrices.point_head)
     right = jnp.concatenate(
         [
             sample.tokens.correlate_inputs(parameters, g),
@@ -208,7 +213,12 @@ def _process_chunk(
     all_rows = jnp.concatenate([right, corrected, P_new, A_shift, A_new, A_noise])
     gram = multiply_rows(left, all_rows.T) if few_rows else left @ all_rows.T
     g_once = _computed_once(g, slots) if few_rows else g
-    sums = _ChunkSums(project(right, P), project(g_once, A).reshape(s, blocks, -1), gram, head)
+    coefficients = None
+    if setup.structure.loss.reads_overlaps:
+        arguments = (setup, step, data, fields[:, :p], matrices.point_head)
+        coefficients = overlap_coefficients(*arguments)
+    on_A = project(g_once, A).reshape(s, blocks, -1)
+    sums = _ChunkSums(project(right, P), on_A, gram, head, coefficients)
     # A of the last directions is read here, with its chunk: otherwise XLA copies all of A before
     # it is written to.
     A_last = jax.lax.dynamic_slice(
@@ -286,6 +296,7 @@ def _insert_new_rows(setup: Setup, slots: Slots, sums: _ChunkSums) -> Sums:
         Z=jnp.diagonal(among[2 * s :, 2 * s :]).reshape(z, blocks),
         new=among[s : 2 * s, s : 2 * s],
         head=sums.head,
+        coefficients=sums.coefficients,
     )
 
 

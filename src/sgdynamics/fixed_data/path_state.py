@@ -22,6 +22,7 @@ from sgdynamics.base.arrays import (
 from sgdynamics.fixed_data.conditioning import ConditionedState
 from sgdynamics.fixed_data.sample_space import observe_fields
 from sgdynamics.fixed_data.setup import Setup
+from sgdynamics.fixed_data.update_memory import UpdateMemory
 
 
 class Sums(NamedTuple):
@@ -34,6 +35,8 @@ class Sums(NamedTuple):
     Z: Float[Numeric, "normals blocks"]  # |Z|^2
     new: Float[Numeric, "gradients gradients"]  # Gram matrix of the last new P
     head: Float[Numeric, " p"]  # gradient of the head
+    # Mean coefficients of rows and signals, if the loss reads overlaps
+    coefficients: Float[Numeric, "p columns"] | None = None
 
 
 class Paths(NamedTuple):
@@ -68,6 +71,18 @@ class Paths(NamedTuple):
     perturbation: Float[Numeric, "p blocks capacity"] | None = None
     # Past gradients in P (row 0) and in the e_k of each block, where memory is bounded
     past_gradients: Float[Numeric, "bins p 1+blocks capacity"] | None = None
+    memory: UpdateMemory | None = None  # of an update, in the basis of the weights
+    point: Float[Numeric, "p blocks capacity"] | None = None  # rows of the gradient, if needed
+    answers: Answers | None = None  # first gradients of a step that evaluates several
+    # Change of further sets of rows, where R is computed
+    memory_perturbation: Float[Numeric, "rows blocks capacity"] | None = None
+
+
+class Answers(NamedTuple):
+    """First gradients of the present step, one per pass, where a step takes several passes."""
+
+    rows: Float[Numeric, "answers gradients blocks capacity"]
+    head: Float[Numeric, "answers p"]
 
 
 class ChunkArrays(NamedTuple):
@@ -119,6 +134,7 @@ def paths_from_state(
     s, z = setup.gradients_per_step, setup.normals_per_step
     p, blocks = setup.structure.width, setup.structure.blocks
     capacity, n = state.P.shape
+    reads_overlaps = setup.structure.loss.reads_overlaps
     sums = Sums(
         P=jnp.zeros((2 * s + z * blocks, capacity)),
         A=jnp.zeros((s, blocks, capacity)),
@@ -127,6 +143,7 @@ def paths_from_state(
         Z=jnp.zeros((z, blocks)),
         new=jnp.zeros((s, s)),
         head=jnp.zeros(setup.structure.head_size),
+        coefficients=jnp.zeros((p, p + setup.structure.signals)) if reads_overlaps else None,
     )
     return Paths(
         P=jnp.zeros((1, capacity, n), storage),
@@ -147,7 +164,18 @@ def paths_from_state(
         sums=sums,
         last_lengths=jnp.zeros((s, blocks)),
         past_gradients=jnp.zeros((history, p, 1 + blocks, capacity)) if history else None,
+        memory=state.memory,
+        point=state.rows if reads_overlaps else None,
+        answers=_first_answers(setup, capacity),
     )
+
+
+def _first_answers(setup: Setup, capacity: int) -> Answers | None:
+    if setup.law is None:
+        return None
+    count = setup.passes - 1
+    shape = (count, setup.gradients_per_step, setup.structure.blocks, capacity)
+    return Answers(jnp.zeros(shape), jnp.zeros((count, setup.structure.head_size)))
 
 
 def initial_slots(setup: Setup) -> Slots:
@@ -193,16 +221,25 @@ def with_capacity(paths: Paths, capacity: int, lead: int) -> Paths:
     sums = paths.sums._replace(
         P=pad_axes(paths.sums.P, added, -1), A=pad_axes(paths.sums.A, added, -1)
     )
-    changes = {
+    changes: dict[str, Any] = {
         name: None if (leaf := getattr(paths, name)) is None else pad_axes(leaf, added, -1)
-        for name in ("rows", "perturbation", "past_gradients")
+        for name in ("rows", "perturbation", "past_gradients", "memory_perturbation", "point")
     }
+    if paths.memory is not None:
+        assert paths.answers is not None
+        changes["memory"] = paths.memory._replace(rows=pad_axes(paths.memory.rows, added, -1))
+        changes["answers"] = paths.answers._replace(rows=pad_axes(paths.answers.rows, added, -1))
     P, A = pad_axes(paths.P, added, -2), pad_axes(paths.A, added, -2)
     return paths._replace(P=P, A=A, sums=sums, **changes)
 
 
 def observe(setup: Setup, parameters: Parameters, paths: Paths) -> dict[str, Numeric]:
     """M and Q per covariance block, a, and the mean loss over the paths, of one set."""
+    if setup.elsewhere:
+        # The gradient is evaluated at another point, whose fields the pass has computed.
+        A = paths.A.astype(paths.rows.dtype)
+        fields = jnp.einsum("pbk,cbkn->cnp", paths.rows, A, precision="highest")
+        paths = paths._replace(fields=fields)
     fields, signals, draws = jax.tree.map(
         lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]),
         (paths.fields, paths.signals, paths.draws),

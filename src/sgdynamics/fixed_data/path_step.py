@@ -10,6 +10,7 @@ No operation here depends on the number of paths.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -19,9 +20,20 @@ from jaxtyping import Bool, Float
 
 from sgdynamics.algorithms.fixed_data import thermal_noise_scale
 from sgdynamics.algorithms.one_pass import Stride
-from sgdynamics.base.arrays import BoolScalar, IntScalar, Numeric, Scalar
-from sgdynamics.fixed_data.path_state import Paths, Slots, Sums
+from sgdynamics.algorithms.updates.gradient_source import Rows
+from sgdynamics.base.arrays import IntScalar, Numeric, Scalar
+from sgdynamics.fixed_data.path_state import Answers, Paths, Slots, Sums
+from sgdynamics.fixed_data.sample_space import combine_rows, overlaps_from_rows
 from sgdynamics.fixed_data.setup import LARGEST, Setup, StepParameters
+from sgdynamics.fixed_data.update_memory import (
+    KnownGradients,
+    UpdateMemory,
+    join,
+    move,
+    next_point,
+    split,
+)
+from sgdynamics.problems.moves import LossOverlaps, loss_overlaps
 from sgdynamics.samples.input_covariance import scale as input_scale
 
 # The basis P has at most the number of paths over this: beyond, its span is not small within R^n,
@@ -45,6 +57,13 @@ class StepMatrices(NamedTuple):
     # g in P (row 0) and X^T g in the e_k of each block, for bounded memory
     gradients: Float[Numeric, "p 1+blocks capacity"] | None
     count: IntScalar  # number of new directions
+    # Rows, head and perturbation at which the pass evaluates the next gradient
+    point: Float[Numeric, "p blocks capacity"]
+    point_head: Float[Numeric, " p"]
+    point_perturbation: Float[Numeric, "p blocks capacity"] | None
+    memory: UpdateMemory | None = None
+    answers: Answers | None = None
+    memory_perturbation: Float[Numeric, "rows blocks capacity"] | None = None
 
 
 def new_basis(
@@ -140,7 +159,7 @@ def step_matrices(
     setup: Setup, step: StepParameters, paths: Paths, slots: Slots, number: IntScalar, n: int
 ) -> tuple[StepMatrices, Bool[Numeric, ""]]:
     """The step of one set of n inputs from its sums, and whether the weights are finite."""
-    step = step.at_step(number)
+    all_steps, step = step, step.at_step(number // setup.passes)
     sizes = step.block_sizes
     s, z = setup.gradients_per_step, setup.normals_per_step
     p, blocks = setup.structure.width, setup.structure.blocks
@@ -195,20 +214,19 @@ def step_matrices(
     first_new = slots.weight + setup.noise_directions
     gradient = jax.lax.dynamic_update_slice(U, U_new, (0, 0, first_new))
 
-    kick = _kick(setup, step, slots, capacity) if setup.thermal else None
-    stride = Stride(
-        step.hyperparameters["lr"],
-        step.hyperparameters["head_rate"],
-        step.parameters["weight_decay"],
-        setup.structure,
-        step.parameters.get("head_decay"),
-    )
-    gradients = (gradient[:p].reshape(p, -1), sums.head)
-    rows, head = stride.move(paths.rows.reshape(p, -1), paths.head, gradients, kick, None)
-    perturbation = None
-    if setup.perturbed:
-        assert paths.perturbation is not None
-        perturbation = move_perturbation(paths.rows, paths.perturbation, stride, gradient, kick)
+    if setup.structure.loss.reads_overlaps:
+        assert sums.coefficients is not None
+        assert paths.point is not None
+        pull = combine_rows(setup, step.parameters, sums.coefficients, paths.point)
+        gradient = gradient.at[:p].add(pull)
+    state = _State.of(paths)
+    if setup.law is None:
+        moved = _plain_step(setup, step, state, gradient, sums.head, slots)
+        point = Point(moved.rows, moved.head, moved.perturbation)
+    else:
+        stepper = UpdateStep(setup, all_steps, slots, capacity)
+        moved = stepper.move(state, gradient, sums.head, number)
+        point = stepper.next_point(moved, number + slots.has_sums)
     past = None
     if paths.past_gradients is not None:
         g_on_P = jax.lax.dynamic_update_slice(a, B.T, (0, slots.sample))
@@ -227,27 +245,223 @@ def step_matrices(
         lengths=lengths,
         noise_scale=noise_scale,
         last_lengths=paths.last_lengths,
-        rows=rows.reshape(paths.rows.shape),
-        head=head,
-        perturbation=perturbation,
         gradients=past,
         count=jnp.sum(is_new),
+        point=point.rows,
+        point_head=point.head,
+        point_perturbation=point.perturbation,
+        **moved._asdict(),
     )
-    is_finite = jnp.all(jnp.abs(rows) < LARGEST) & jnp.all(jnp.abs(head) < LARGEST)
+    is_finite = jnp.all(jnp.abs(moved.rows) < LARGEST) & jnp.all(jnp.abs(moved.head) < LARGEST)
+    if moved.memory is not None:
+        is_finite &= jnp.all(jnp.abs(moved.memory.rows) < LARGEST)
     return matrices, is_finite
 
 
-def _kick(
+class _State(NamedTuple):
+    """The arrays that a step changes, by the names of `Paths` and `StepMatrices`."""
+
+    rows: Float[Numeric, "p blocks capacity"]
+    head: Float[Numeric, " p"]
+    perturbation: Float[Numeric, "p blocks capacity"] | None
+    memory: UpdateMemory | None
+    answers: Answers | None
+    memory_perturbation: Float[Numeric, "rows blocks capacity"] | None
+
+    @classmethod
+    def of(cls, paths: Paths) -> _State:
+        """The state of a set of paths."""
+        return cls(*(getattr(paths, name) for name in cls._fields))
+
+    @property
+    def all_perturbations(self) -> Float[Numeric, "rows blocks capacity"]:
+        """The perturbation of the rows of all sets."""
+        assert self.perturbation is not None
+        assert self.memory_perturbation is not None
+        return jnp.concatenate([self.perturbation, self.memory_perturbation])
+
+
+class Point(NamedTuple):
+    """Rows, head and perturbation at which a gradient is evaluated."""
+
+    rows: Numeric
+    head: Numeric
+    perturbation: Numeric | None
+
+
+def _plain_step(
+    setup: Setup,
+    step: StepParameters,
+    state: _State,
+    gradient: Float[Numeric, "gradients blocks capacity"],
+    head_gradient: Float[Numeric, " p"],
+    slots: Slots,
+) -> _State:
+    """A plain step of rows, head and perturbation."""
+    p, capacity = setup.structure.width, gradient.shape[-1]
+    kick = None
+    if setup.thermal:
+        scale = thermal_noise_scale(step.hyperparameters, 1.0)
+        kick = scale * white_noise(setup, step, slots, capacity)
+    stride = _stride(setup, step)
+    gradients = (gradient[:p].reshape(p, -1), head_gradient)
+    rows, head = stride.move(state.rows.reshape(p, -1), state.head, gradients, kick, None)
+    perturbation = None
+    if setup.perturbed:
+        assert state.perturbation is not None
+        perturbation = move_perturbation(state.rows, state.perturbation, stride, gradient, kick)
+    return state._replace(rows=rows.reshape(state.rows.shape), head=head, perturbation=perturbation)
+
+
+def _stride(setup: Setup, step: StepParameters) -> Stride:
+    return Stride(
+        step.hyperparameters["lr"],
+        step.hyperparameters["head_rate"],
+        step.parameters["weight_decay"],
+        setup.structure,
+        step.parameters.get("head_decay"),
+    )
+
+
+class UpdateStep(NamedTuple):
+    """The step of an update whose every gradient takes a pass over the paths.
+
+    Pass k of a step, k = 0, 1, ..., answers its evaluation k. The last pass moves the weights.
+    """
+
+    setup: Setup
+    step: StepParameters  # of all steps
+    slots: Slots
+    capacity: int
+
+    def move(
+        self,
+        state: _State,
+        gradient: Float[Numeric, "gradients blocks capacity"],
+        head_gradient: Float[Numeric, " p"],
+        number: IntScalar,
+    ) -> _State:
+        """The state after the pass `number` over the paths."""
+        setup, p = self.setup, self.setup.structure.width
+        assert state.answers is not None
+        passes, index = setup.passes, number % setup.passes
+        answers, is_last = state.answers, index == passes - 1
+        if passes > 1:
+            # The last pass writes over an entry that the next step does not read.
+            slot = jnp.minimum(index, passes - 2)
+            answers = Answers(
+                jnp.asarray(answers.rows).at[slot].set(gradient),
+                jnp.asarray(answers.head).at[slot].set(head_gradient),
+            )
+        earlier = state.answers
+        rows = jnp.concatenate([earlier.rows, gradient[None]])
+        heads = jnp.concatenate([earlier.head, head_gradient[None]])
+
+        def after(rows_and_memory: Numeric, gradients: Numeric) -> tuple[Numeric, Rows]:
+            gradients_so_far = [
+                (G.reshape(p, -1), g) for G, g in zip(gradients, heads, strict=True)
+            ]
+            moved = self._take_step(state, rows_and_memory, gradients_so_far, number // passes)
+            return moved.rows.reshape(-1, *state.rows.shape[1:]), moved
+
+        assert state.memory is not None
+        everything = jnp.concatenate([state.rows, state.memory.rows])
+        tangents = None
+        if setup.perturbed:
+            (_, moved), (tangents, _) = jax.jvp(
+                after, (everything, rows[:, :p]), (state.all_perturbations, rows[:, p:])
+            )
+        else:
+            moved = after(everything, rows[:, :p])[1]
+        new_rows, head, memory = split(moved, p, len(state.head), state.rows.shape[1:])
+        following = state._replace(rows=new_rows, head=head, memory=memory)
+        if tangents is not None:
+            following = following._replace(
+                perturbation=tangents[:p], memory_perturbation=tangents[p:]
+            )
+        if passes > 1:
+            following = jax.tree.map(
+                lambda new, old: jnp.where(is_last, new, old), following, state
+            )
+        return following._replace(answers=answers)
+
+    def _take_step(
+        self,
+        state: _State,
+        everything: Numeric,
+        gradients_so_far: list[tuple[Numeric, Numeric]],
+        number: IntScalar,
+    ) -> Rows:
+        """Rows of all sets, heads and scalars after a step with these gradients."""
+        setup, step, p = self.setup, self.step.at_step(number), self.setup.structure.width
+        assert setup.law is not None
+        assert state.memory is not None
+        noise = kicks = None
+        if setup.thermal:
+            noise = white_noise(setup, step, self.slots, self.capacity)
+            if not setup.law.noise:
+                scale = thermal_noise_scale(step.hyperparameters, 1.0)
+                kicks = (scale * noise, jnp.zeros_like(state.head))
+        before = join(everything[:p], state.head, state.memory._replace(rows=everything[p:]))
+        source = KnownGradients(gradients_so_far, noise, partial(self._overlaps, step))
+        arguments = (setup.law, step.hyperparameters, _stride(setup, step), before, source)
+        return move(*arguments, number, kicks)
+
+    def _overlaps(self, step: StepParameters, rows: Numeric) -> LossOverlaps:
+        blocks = self.setup.structure.blocks
+        rows = rows.reshape(len(rows), blocks, -1)
+        M, Q = overlaps_from_rows(self.setup, step.parameters, rows)
+        return loss_overlaps(step.parameters, Q, M)
+
+    def next_point(self, state: _State, number: IntScalar) -> Point:
+        """Rows and head at which the pass `number` evaluates its gradient."""
+        setup, p = self.setup, self.setup.structure.width
+        step = self.step.at_step(number // setup.passes)
+        law, answers = setup.law, state.answers
+        assert law is not None
+        assert answers is not None
+        memory = state.memory
+        assert memory is not None
+
+        def points(everything: Numeric, gradients: Numeric) -> tuple[Numeric, Numeric]:
+            """Rows (p, ...) and head of this pass."""
+            before = join(everything[:p], state.head, memory._replace(rows=everything[p:]))
+            rows, heads = [], []
+            for count in range(setup.passes):
+                gradients_so_far = [
+                    (gradients[index].reshape(p, -1), answers.head[index]) for index in range(count)
+                ]
+                noise = jnp.zeros_like(before.rows[:p]) if law.noise else None
+                source = KnownGradients(gradients_so_far, noise, partial(self._overlaps, step))
+                arguments = (law, step.hyperparameters, _stride(setup, step), before, source)
+                point, head = next_point(*arguments, number // setup.passes)
+                rows.append(point.reshape(p, *everything.shape[1:]))
+                heads.append(head)
+            index = number % setup.passes
+            return jnp.stack(rows)[index], jnp.stack(heads)[index]
+
+        everything = jnp.concatenate([state.rows, memory.rows])
+        if not setup.perturbed:
+            return Point(*points(everything, answers.rows[:, :p]), None)
+        (rows, head), (tangents, _) = jax.jvp(
+            points,
+            (everything, answers.rows[:, :p]),
+            (state.all_perturbations, answers.rows[:, p:]),
+        )
+        return Point(rows, head, tangents)
+
+
+def white_noise(
     setup: Setup, step: StepParameters, slots: Slots, capacity: int
 ) -> Float[Numeric, "p columns"]:
-    """White noise sqrt(2 T lr/d) N(0, I) on the rows at d -> infinity: one new direction per row.
+    """White noise N(0, I/d) on the rows at d -> infinity: one new direction per row.
 
     Its part along the old basis is of order d^-1/2 and vanishes in the limit; with d replaced by
     the number of paths it would only be sampling noise.
     """
     sizes = step.block_sizes
     p, blocks = setup.structure.width, setup.structure.blocks
-    amplitude = thermal_noise_scale(step.hyperparameters, jnp.sum(sizes)) * jnp.sqrt(sizes)
+    amplitude = jnp.sqrt(sizes / jnp.sum(sizes))
     on_new = jnp.moveaxis(amplitude[:, None, None] * jnp.eye(p), 0, 1)
     kick = jnp.zeros((p, blocks, capacity))
     return jax.lax.dynamic_update_slice(kick, on_new, (0, 0, slots.weight)).reshape(p, -1)
@@ -270,15 +484,27 @@ def move_perturbation(
     return constraint.divide_by_norms(perturbation, free_rows, axes=(1, 2))
 
 
-def unless_sums_missing(matrices: StepMatrices, paths: Paths, has_sums: BoolScalar) -> StepMatrices:
+def unless_sums_missing(
+    setup: Setup,
+    step: StepParameters,
+    matrices: StepMatrices,
+    paths: Paths,
+    slots: Slots,
+    number: IntScalar,
+) -> StepMatrices:
     """The step; if the sums do not belong to the weights yet, a step that changes nothing.
 
     The pass of such a step only computes the sums.
     """
+    has_sums, state = slots.has_sums, _State.of(paths)
+    point = Point(paths.rows, paths.head, paths.perturbation)
+    if setup.law is not None:
+        point = UpdateStep(setup, step, slots, paths.rows.shape[-1]).next_point(state, number)
     no_step = jax.tree.map(jnp.zeros_like, matrices)._replace(
-        rows=paths.rows,
-        head=paths.head,
-        perturbation=paths.perturbation,
         gradients=matrices.gradients,
+        point=point.rows,
+        point_head=point.head,
+        point_perturbation=point.perturbation,
+        **_State.of(paths)._asdict(),
     )
     return jax.tree.map(lambda leaf, other: jnp.where(has_sums, leaf, other), matrices, no_step)

@@ -47,6 +47,7 @@ from sgdynamics.fixed_data.path_state import (
     split_chunks,
 )
 from sgdynamics.fixed_data.path_step import StepMatrices, step_matrices, unless_sums_missing
+from sgdynamics.fixed_data.sample_space import with_overlaps
 from sgdynamics.fixed_data.setup import Setup, StepParameters
 
 QUASI_DIRECTIONS = 30  # number of first directions whose normals are quasi-random
@@ -130,7 +131,7 @@ def _apply_step(
     chunk_total, inputs = paths.g.shape[::2]
     n = inputs // setup.structure.sample.tokens.inputs_per_sample
     next_number = number + slots.has_sums
-    next_step = step.at_step(next_number)
+    next_step = step.at_step(next_number // setup.passes)
     # Normals are numbered by the directions ever added, so that none is used twice.
     directions = paths.gradient_directions + matrices.count
     # Normals are drawn again only if some set has used them.
@@ -141,12 +142,17 @@ def _apply_step(
     selected = paths.selected
     if setup.selects and not setup.in_cells:
         samples = jnp.arange(chunk_total * n).astype(jnp.uint64)
-        counter = (jnp.asarray(next_number).astype(jnp.uint64) << np.uint64(32)) + samples
+        step_number = jnp.asarray(next_number // setup.passes)
+        counter = (step_number.astype(jnp.uint64) << np.uint64(32)) + samples
         uniform = uniforms_at(paths.counters[2], counter).reshape(chunk_total, n)
-        following = next_selection(step.at_step(number).hyperparameters, selected, uniform)
-        selected = jnp.where(slots.has_sums, following, selected)
+        rates = step.at_step(number // setup.passes).hyperparameters
+        following = next_selection(rates, selected, uniform)
+        # All passes of a step use the same samples.
+        is_next_step = slots.has_sums & (next_number % setup.passes == 0)
+        selected = jnp.where(is_next_step, following, selected)
     used = selected if visits is None else visits
     chunks = ChunkInputs(used, paths.signals, paths.draws, paths.g, paths.Z, Z)
+    next_step = with_overlaps(setup, next_step, matrices.point)
     result = pass_over_paths(setup, next_step, matrices, paths, slots, chunks)
     past = paths.past_gradients
     if past is not None:
@@ -173,6 +179,10 @@ def _apply_step(
         Z=Z,
         sums=result.sums,
         last_lengths=matrices.lengths,
+        memory=matrices.memory,
+        point=matrices.point if setup.structure.loss.reads_overlaps else None,
+        answers=matrices.answers,
+        memory_perturbation=matrices.memory_perturbation,
     )
 
 
@@ -214,10 +224,11 @@ def advance_paths(
     last_good: Int[Numeric, " sets"],
     end: IntScalar,
 ) -> tuple[Paths, Slots, IntScalar, Int[Numeric, " sets"]]:
-    """Sets of paths (leading axis) from step `number` to `end`, or until the memory is full.
+    """Sets of paths (leading axis) from pass `number` to `end`, or until the memory is full.
 
-    If `slots.has_sums` is False, the sums of the initial weights are computed first. `visited`
-    contains the visits of epochs, `last_good` the last steps whose weights are finite.
+    A step takes one pass, or as many as it evaluates gradients. If `slots.has_sums` is False, the
+    sums of the initial weights are computed first. `visited` contains the visits of epochs,
+    `last_good` the last passes whose weights are finite.
     """
     sets, chunks, capacity, chunk_inputs = paths.P.shape
     n = chunks * chunk_inputs
@@ -248,7 +259,10 @@ def advance_paths(
 
         matrices, is_finite = over_sets(matrices_of, sets)(paths)
         matrices = over_sets(
-            lambda matrices, paths: unless_sums_missing(matrices, paths, has_sums), sets
+            lambda matrices, paths: unless_sums_missing(
+                setup, step, matrices, paths, slots, number
+            ),
+            sets,
         )(matrices, paths)
         # All sets use the same slots: a step takes as many as the set that adds the most
         # directions.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
@@ -50,6 +50,8 @@ class DependentFields(ValueError):
 def response_form_obstacle(problem: Problem, algorithm: FixedData) -> str:
     """Why the response form is not available for a problem and an algorithm; empty if it is."""
     sample = problem.structure.sample
+    if algorithm.law is not None or problem.structure.loss.reads_overlaps:
+        return "this form only supports plain steps. Omit update"
     # Not a subclass: persistent selections repeat the noise of earlier steps.
     is_fresh = type(algorithm) is MultiPassSGD and algorithm.batch_fraction <= MAX_FRACTION
     if not is_fresh and algorithm.order not in ORDERS:
@@ -148,6 +150,7 @@ class ResponseSweep(Sweep):
             chosen = jax.tree.map(
                 lambda leaf, first=first: leaf[first : first + sets], random_arrays
             )
+            chosen = self.move_to_device(chosen, len(groups))
             paths = _initial_paths(*static, self.step_parameters, fields, start.a[0], *chosen)
             groups.append(_ResponseGroup(paths, sets))
         return groups
@@ -190,6 +193,7 @@ class _ResponseGroup:
     number: int = 0
     has_sums: bool = False
     last_good: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    reached: Any = 0  # the step at which the last dispatch ends
 
     @property
     def capacity(self) -> int:
@@ -198,33 +202,28 @@ class _ResponseGroup:
     def adapt_setup(self, setup: Setup) -> Setup:
         return setup
 
-    def advance(
-        self,
-        setup: Setup,
-        step: StepParameters,
-        visits: Visits | None,
-        end: int,
-        largest_capacity: int,
-        memory: Memory | None,
-    ) -> None:
-        """Advance to step `end`, or until the memory has the largest capacity."""
-        self.last_good = np.full(self.sets, self.number, dtype=np.int64)
-        while True:
-            self.paths, number, last_good = response_form.advance_paths(
-                setup,
-                step,
-                self.paths,
-                np.bool_(self.has_sums),
-                visits,
-                np.int64(self.number),
-                self.last_good,
-                np.int64(end),
-            )
-            self.number, self.last_good, self.has_sums = int(number), np.asarray(last_good), True
-            if self.number >= end or self.capacity >= largest_capacity:
-                return
-            capacity = next_capacity(self.capacity, largest_capacity)
-            self.paths = response_form.with_capacity(self.paths, capacity)
+    def dispatch(self, setup: Setup, step: StepParameters, visits: Visits | None, end: int) -> None:
+        """Start to advance to step `end`, or until the memory is full."""
+        self.paths, self.reached, self.last_good = response_form.advance_paths(
+            setup,
+            step,
+            self.paths,
+            np.bool_(self.has_sums),
+            visits,
+            np.int64(self.number),
+            self.last_good,
+            np.int64(end),
+        )
+        self.has_sums = True
+
+    def collect(self, setup: Setup, end: int, largest_capacity: int, memory: Memory | None) -> bool:
+        """Wait for the steps; whether there is memory for further ones before `end`."""
+        self.number, self.last_good = int(self.reached), np.asarray(self.last_good)
+        if self.number >= end or self.capacity >= largest_capacity:
+            return False
+        capacity = next_capacity(self.capacity, largest_capacity)
+        self.paths = response_form.with_capacity(self.paths, capacity)
+        return True
 
 
 class _ResponsePairs:

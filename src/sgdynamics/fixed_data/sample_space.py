@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float
 from sgdynamics.base.arrays import Numeric, Parameters, PyTree
 from sgdynamics.fixed_data.setup import Setup, StepParameters
 from sgdynamics.samples.input_covariance import trace as input_trace
-from sgdynamics.simulation.sample_moves import sample_gradients
+from sgdynamics.simulation.sample_moves import sample_gradients, sample_moves
 
 # dloss/dfields (inputs, p) and dloss/dhead (n, p)
 Gradients = tuple[Float[Numeric, "inputs p"], Float[Numeric, "n p"]]
@@ -78,6 +78,49 @@ def sample_space_gradients(
     return g, jnp.sum(head_h * weight[:, None], axis=0)
 
 
+def with_overlaps(
+    setup: Setup, step: StepParameters, rows: Float[Numeric, "p blocks capacity"]
+) -> StepParameters:
+    """The values of a step with the overlaps of the rows, if the loss reads them."""
+    if not setup.structure.loss.reads_overlaps:
+        return step
+    M, Q = overlaps_from_rows(setup, step.parameters, rows)
+    loss = setup.structure.loss
+    return step._replace(parameters=loss.parameters_with_overlaps(step.parameters, Q, M))
+
+
+def overlap_coefficients(
+    setup: Setup,
+    step: StepParameters,
+    data: SampleData,
+    fields: Float[Numeric, "inputs p"],
+    head: Float[Numeric, " p"],
+) -> Float[Numeric, "p columns"]:
+    """Mean coefficients [A | B] of the gradient A W + B W* of a loss that reads the overlaps.
+
+    Its gradient in the weights is X^T g + (dl/dQ + dl/dQ^T) W + dl/dM W*.
+    """
+    arguments = (fields, data.signals, head, data.draws)
+    moves = sample_moves(setup.structure, step.parameters, *arguments)
+    assert moves.coefficients is not None
+    divisor = step.hyperparameters["divisor"] * data.samples
+    weight = (data.used > 0).astype(fields.dtype) / divisor
+    return jnp.einsum("n,npk->pk", weight, moves.coefficients)
+
+
+def combine_rows(
+    setup: Setup,
+    parameters: Parameters,
+    coefficients: Float[Numeric, "p columns"],
+    rows: Float[Numeric, "p blocks capacity"],
+) -> Float[Numeric, "p blocks capacity"]:
+    """A W + B W* in the orthonormal basis, whose first K directions span the signals."""
+    p, K = rows.shape[0], setup.structure.signals
+    combined = jnp.einsum("pq,qbk->pbk", coefficients[:, :p], rows)
+    signal_rows = jnp.einsum("pr,brk->pbk", coefficients[:, p:], parameters["frame"].astype(rows.dtype))
+    return combined.at[:, :, :K].add(signal_rows)
+
+
 def add_repeated_visits(
     setup: Setup,
     step: StepParameters,
@@ -126,17 +169,22 @@ def observe_fields(
 ) -> dict[str, Numeric]:
     """M and Q per covariance block, a, and the mean loss, from rows and fields."""
     structure = setup.structure
+    M, Q = overlaps_from_rows(setup, parameters, rows)
+    values = structure.loss.parameters_with_overlaps(parameters, Q, M)
     fields, signals = (structure.sample.tokens.group_by_sample(leaf) for leaf in (fields, signals))
     losses = jax.vmap(structure.loss, in_axes=(0, 0, None, 0, None))(
-        fields, signals, head, draws, parameters
+        fields, signals, head, draws, values
     )
+    return {"M": M, "Q": Q, "a": head, "train_risk": jnp.mean(losses, axis=0)}
+
+
+def overlaps_from_rows(
+    setup: Setup, parameters: Parameters, rows: Float[Numeric, "p blocks capacity"]
+) -> tuple[Float[Numeric, "blocks p K"], Float[Numeric, "blocks p p"]]:
+    """M and Q per covariance block, from coefficients in the orthonormal basis."""
     rows = jnp.moveaxis(rows, 1, 0)
     frame = parameters["frame"].astype(rows.dtype)
-    # The first K directions span the signals, s_r = sum_k frame_rk e_k; the basis is orthonormal.
-    on_signals = rows[..., : structure.signals]
-    return {
-        "M": jnp.einsum("bpk,brk->bpr", on_signals, frame, precision="highest"),
-        "Q": jnp.einsum("bpk,bqk->bpq", rows, rows, precision="highest"),
-        "a": head,
-        "train_risk": jnp.mean(losses, axis=0),
-    }
+    # The first K directions span the signals, s_r = sum_k frame_rk e_k.
+    on_signals = rows[..., : setup.structure.signals]
+    M = jnp.einsum("bpk,brk->bpr", on_signals, frame, precision="highest")
+    return M, jnp.einsum("bpk,bqk->bpq", rows, rows, precision="highest")

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 from jaxtyping import Float
 
 from sgdynamics.algorithms.fixed_data import FixedData, step_parameters
+from sgdynamics.algorithms.updates.law import Law, count_row_sets
 from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, Scalar
+from sgdynamics.fixed_data.gradient_calls import count_calls, gradient_calls
 from sgdynamics.problems.problem import Structure
 
 # A coefficient beyond this value has diverged; the fourth power of a field still fits into float64.
@@ -25,7 +27,10 @@ class Setup:
     perturbation of first order, whose growth is the response function. `in_cells`: a step is a
     cell of an epoch (`algorithms.epochs`), and numbers of visits replace the selection.
     `repeats`: a cell may visit a sample more than once. `passing`: message passing in place of
-    gradient steps.
+    gradient steps. `law`: the law of an update; None for plain steps. `calls`: gradients that a
+    step evaluates one after the other, in one advance of the simulator. `passes`: the same at d ->
+    infinity, where each of them takes a pass over the paths. `elsewhere`: the first gradient is not
+    evaluated at the weights.
     """
 
     structure: Structure
@@ -35,17 +40,41 @@ class Setup:
     in_cells: bool = False
     repeats: bool = False
     passing: Any = None  # a `MessagePassing`, whose module imports this one's types
+    law: Law | None = None
+    calls: int = 1
+    passes: int = 1
+    elsewhere: bool = False
 
     @classmethod
     def from_algorithm(cls, structure: Structure, algorithm: FixedData) -> Setup:
         """The setup of a problem and an algorithm at d -> infinity."""
+        law, passes, elsewhere = algorithm.law, 1, False
+        if algorithm.update is not None:
+            passes = count_calls(algorithm.update, structure)
+            elsewhere = not gradient_calls(algorithm.update, structure).first_at_weights
         return cls(
             structure,
             algorithm.selects,
-            algorithm.has_thermal_noise,
+            algorithm.has_thermal_noise or (law is not None and law.noise),
             in_cells=bool(algorithm.order),
             repeats=algorithm.order == "replacement",
+            law=law,
+            passes=passes,
+            elsewhere=elsewhere,
         )
+
+    @property
+    def row_sets(self) -> int:
+        """Number of sets of p rows: the weights, and those of the update."""
+        return count_row_sets(self.law)
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows of coefficients of a set of paths: those of all sets, and first gradients of a step.
+
+        The first gradients are stored until the step has all of them.
+        """
+        return (self.row_sets + self.passes - 1) * self.structure.width
 
     @property
     def initial_directions(self) -> int:
@@ -55,7 +84,7 @@ class Setup:
     @property
     def gradients_per_step(self) -> int:
         """Vectors in sample space per step: the gradients of the rows and of their perturbation."""
-        return self.structure.width * (2 if self.perturbed else 1)
+        return self.structure.width * (2 if self.perturbed else 1) * self.calls
 
     @property
     def noise_directions(self) -> int:

@@ -23,7 +23,13 @@ from sgdynamics.base.arrays import Numeric, Parameters
 from sgdynamics.fixed_data.conditioning import ConditionedState, orthogonal_part
 from sgdynamics.fixed_data.host_draws import HostDraws
 from sgdynamics.fixed_data.path_groups import PathGroup
-from sgdynamics.fixed_data.path_state import Paths, Slots, paths_from_state, rechunk
+from sgdynamics.fixed_data.path_state import (
+    Paths,
+    Slots,
+    pad_axes,
+    paths_from_state,
+    rechunk,
+)
 from sgdynamics.fixed_data.setup import Setup
 from sgdynamics.samples.input_covariance import scale as input_scale
 
@@ -170,13 +176,22 @@ def _perturb_paths(
             signals=whole.signals[0],
             draws=jax.tree.map(lambda leaf: leaf[0], whole.draws),
         )
+        memory_perturbation = None
+        if paths.memory is not None:
+            # Further sets of rows, such as a velocity, are not perturbed themselves.
+            memory_rows = pad_axes(paths.memory.rows, added, -1)
+            state = state._replace(memory=paths.memory._replace(rows=memory_rows))
+            memory_perturbation = jnp.zeros_like(memory_rows)
         # Bounded memory is not available with two times: no history.
         copies = paths_from_state(
             perturbed, state, whole.quasi_normals[0], paths.counters, A.dtype, 0
         )
         # Counters continue, so that the copies see the same random numbers as the paths.
         copies = copies._replace(
-            P=P, perturbation=perturbation, gradient_directions=paths.gradient_directions
+            P=P,
+            perturbation=perturbation,
+            gradient_directions=paths.gradient_directions,
+            memory_perturbation=memory_perturbation,
         )
         return rechunk(copies, chunks, 0)
 

@@ -26,6 +26,7 @@ import numpy as np
 from scipy.integrate import solve_ivp
 
 from sgdynamics.base.arrays import Parameters
+from sgdynamics.samples import input_covariance
 
 NODES, COARSE_NODES = 41, 25  # of the grid of z
 LARGEST_NORMAL = 5.5  # end of the grid; the probability beyond is 4e-8
@@ -80,8 +81,8 @@ class TransportedLaw:
         # The coordinates of a state: nodes, blocks, teacher weights.
         self.teacher = parameters["teacher"]
         self.shares = parameters["shares"]
-        self.eigenvalues = parameters["eigenvalues"]
-        self.fractions = parameters["fractions"]
+        self.eigenvalues = input_covariance.eigenvalues(parameters)
+        self.fractions = input_covariance.fractions(parameters)
         self.noise, self.decay = float(parameters["noise"]), float(parameters["weight_decay"])
         self.start = parameters["start"]
         self.shape = (nodes, len(self.eigenvalues), len(self.teacher))

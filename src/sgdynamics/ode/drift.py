@@ -23,7 +23,7 @@ Okada, NeurIPS 2019, for blocks of a covariance.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import jax
@@ -40,6 +40,7 @@ from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.nodes import lower_root, sobol_normals, solve_forward
 from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.ode.case import Field, from_units, in_units
+from sgdynamics.ode.static_top import head_slope, static_rate
 from sgdynamics.problems.constraints import NONE
 from sgdynamics.problems.frames import check_dimension
 from sgdynamics.problems.problem import Problem, Structure
@@ -66,15 +67,19 @@ def drift(
     batch: Scalar | int = 1,
     flow: bool = False,
     finite: dict[str, Any] | None = None,
+    static: bool = False,
 ) -> dict[str, Numeric]:
     """Return d(M, Q, a)/dt at one state.
 
-    `flow` leaves out the noise of the gradient (gradient flow, lr -> 0). `finite` contains 1/d and
+    `flow` leaves out the noise of the gradient (gradient flow, lr -> 0). With `static` the head
+    stays at its optimum for the overlaps. `finite` contains 1/d and
     the block sizes for the exact mean increment at that d (`finite_dimension_inputs`).
     """
     p = structure.width
     M, Q, head = state["M"], state["Q"], state["a"]
+    # A number, or a column with one number per row.
     decay, lr = parameters["weight_decay"], algorithm["lr"]
+    decay_of_pairs = decay + jnp.swapaxes(decay, -1, -2) if jnp.ndim(decay) else 2 * decay
     overlaps = overlaps_at(structure, parameters, state)
     # H, C and E[dloss/da] at these overlaps
     moments = expectation_of(structure).moments(
@@ -86,7 +91,7 @@ def drift(
     student_part, signal_part = field_gradient[..., :p], field_gradient[..., p:]
     symmetric_gradient = student_part + jnp.swapaxes(student_part, -1, -2)
     dM = -signal_part - decay * M
-    dQ = -symmetric_gradient - 2 * decay * Q
+    dQ = -symmetric_gradient - decay_of_pairs * Q
     if not flow:
         # E[h h^T] |x_b|^2/d, the norm of a gradient outside of the rows and signals
         block_trace = input_covariance.block_traces(
@@ -99,7 +104,11 @@ def drift(
             mean_gradient_gram = jnp.einsum("bid,bjd->bij", field_gradient, coefficients)
             norms: Any = moments.norms
             second_order = norms / batch + (1 - 1 / batch) * mean_gradient_gram
-            second_order = second_order + decay**2 * Q + decay * symmetric_gradient
+            if jnp.ndim(decay):
+                decayed = decay * (decay.T * Q + jnp.swapaxes(student_part, -1, -2))
+                second_order = second_order + decayed + decay.T * student_part
+            else:
+                second_order = second_order + decay**2 * Q + decay * symmetric_gradient
             dQ = dQ + lr * finite["inverse_dimension"] * second_order
     # First order of the normalisation; the higher ones matter at finite d only.
     dM, dQ = structure.constraint.project_overlap_rates(M, Q, dM, dQ)
@@ -108,11 +117,13 @@ def drift(
         count = cast(int, batch)
         remainder = _sphere_remainder(structure, parameters, algorithm, state, count, finite)
         dM, dQ = dM + remainder["M"], dQ + remainder["Q"]
-    da = (
-        -algorithm["head_rate"] * (moments.head_gradient + head_decay(parameters) * head)
-        if structure.trained
-        else jnp.zeros_like(head)
-    )
+    if static:
+        slope = partial(head_slope, structure, quadrature, nodes, parameters)
+        da = static_rate(slope, state, dM, dQ)
+    elif structure.trained:
+        da = -algorithm["head_rate"] * (moments.head_gradient + head_decay(parameters) * head)
+    else:
+        da = jnp.zeros_like(head)
     return {"M": dM, "Q": dQ, "a": da}
 
 
@@ -132,6 +143,7 @@ class MeanStep(Field):
     quadrature: Quadrature
     batch: int
     flow: bool
+    static: bool = False
     symmetric = ("Q",)
 
     def __call__(self, replicate: PyTree, shared: Parameters, t: Scalar, state: State) -> State:
@@ -154,6 +166,7 @@ class MeanStep(Field):
             batch=batch,
             flow=self.flow,
             finite=finite,
+            static=self.static,
         )
         rates = in_units(shared, rates)
         if not is_scheduled(lr):

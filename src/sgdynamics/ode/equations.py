@@ -11,6 +11,7 @@ from sgdynamics.base.equations import Section, join_terms
 from sgdynamics.problems.equations import Symbols, has_decay, symbols_of
 from sgdynamics.problems.losses import ContextLoss
 from sgdynamics.problems.problem import Problem
+from sgdynamics.samples import input_covariance
 
 
 def mean(argument: str) -> str:
@@ -104,7 +105,7 @@ def noise_factor(problem: Problem) -> str:
         eigenvalue = "l_{c b} " if several else "l_c "
     elif "snr" in problem._parameters:
         eigenvalue = r"\frac{1}{\mathrm{snr}} "
-    elif not several and float(problem.parameters["eigenvalues"][0]) != 1.0:
+    elif not several and float(input_covariance.eigenvalues(problem.parameters)[0]) != 1.0:
         eigenvalue = "l "
     if structure.sample.noisy_inputs:
         eigenvalue = rf"\left({eigenvalue.strip() or '1'} + \nu\right) "
@@ -161,6 +162,8 @@ def _head_lines(problem: Problem) -> list[str]:
     structure = problem.structure
     if not structure.trained:
         return []
+    if structure.top is not None:
+        return _top_lines(problem)
     context, weight = ("", "") if structure.heads == 1 else ("^{(c)}", "w_c ")
     gradient = (
         mean("g")
@@ -174,6 +177,14 @@ def _head_lines(problem: Problem) -> list[str]:
     if decay:
         inner = rf"\left({inner}\right)"
     return [rf"\frac{{da{context}}}{{dt}} = -\mathrm{{head\_rate}} \, {inner}"]
+
+
+def _top_lines(problem: Problem) -> list[str]:
+    """Return dtheta/dt of a network on top of the rows, leaf by leaf."""
+    gradient = mean(r"\frac{\partial \ell}{\partial \theta_j}")
+    decay = r" + \mathrm{al}_j \theta_j" if has_decay(problem) else ""
+    inner = rf"\left({gradient}{decay}\right)" if decay else gradient
+    return [rf"\frac{{d\theta_j}}{{dt}} = -\mathrm{{head\_rate}}_j \, {inner}"]
 
 
 # Updates

@@ -22,6 +22,7 @@ from jaxtyping import Bool, Float
 from sgdynamics.algorithms.updates.gradient_source import (
     GradientSource,
     StepSettings,
+    detach_head,
     increments,
 )
 from sgdynamics.algorithms.updates.update import Law
@@ -124,16 +125,17 @@ def evaluation_points(
     own, because it lies in the columns of the batch.
     """
     state, recorder = frame.step_state(), _ReadRecorder(frame)
+    head = state.head[: settings.structure.head_size]
     increments(law, hyperparameters, state, recorder, settings)
     if not recorder.rows_read:
         weights = state.rows[: frame.p]
-        return [EvaluationPoint(frame.split_blocks(weights), state.head[: frame.p])]
+        return [EvaluationPoint(frame.split_blocks(weights), head)]
     points = []
     for joint_rows in recorder.rows_read:
-        rows, head = joint_rows, state.head[: frame.p]
-        if settings.structure.trained:  # a trained head is the last column of the rows
-            rows, head = joint_rows[:, :-1], joint_rows[:, -1]
-        points.append(EvaluationPoint(frame.split_blocks(rows), head))
+        rows, point_head = joint_rows, head
+        if settings.structure.trained:  # a trained head is in the last columns of the rows
+            rows, point_head = detach_head(joint_rows, len(head))
+        points.append(EvaluationPoint(frame.split_blocks(rows), point_head))
     return points
 
 

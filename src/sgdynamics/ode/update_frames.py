@@ -69,6 +69,8 @@ class Frame:
         self.p, self.k, self.blocks = structure.width, structure.signals, structure.blocks
         # The rows of fast sets are no part of the state: they follow from the slow ones.
         self.rows = state["rows_Q"].shape[-1]
+        # Entries of the heads of these rows
+        self.head_entries = self.rows // self.p * structure.head_size
         self.sizes = parameters["fractions"] * D
         self.eigenvalues = input_covariance.eigenvalues(parameters)
         self._set_columns(state["rows_M"], state["rows_Q"])
@@ -143,12 +145,13 @@ class Frame:
 
         The mean squares of a coordinatewise update become squares of every column.
         """
-        state, missing = self.state, count_row_sets(self.law) * self.p - self.rows
+        state, sets = self.state, count_row_sets(self.law)
+        missing = sets * self.p - self.rows
+        missing_heads = sets * self.structure.head_size - self.head_entries
         rows = jnp.pad(self.flatten_blocks(self.Z), ((0, missing), (0, 0)))
         squares = tuple(self._squares_by_column(square) for square in state["update_squares"])
-        return Rows(
-            rows, jnp.pad(state["rows_a"], (0, missing)), tuple(state["update_scalars"]), squares
-        )
+        heads = jnp.pad(state["rows_a"], (0, missing_heads))
+        return Rows(rows, heads, tuple(state["update_scalars"]), squares)
 
     def _squares_by_column(self, squares: Float[Numeric, " p"]) -> Float[Numeric, "p flat"]:
         """Return mean squares in units of the input variance, times the variance of each column."""
@@ -166,7 +169,7 @@ class Frame:
         # dQ = Z dZ^T + dZ Z^T + dZ dZ^T. The last term is of the same order as the others, because
         # the new columns are sqrt(D) long.
         cross = self.Z @ jnp.swapaxes(dZ, -1, -2)
-        head = step.head[: self.rows]
+        head = step.head[: self.head_entries]
         increments = {
             "rows_M": dZ @ jnp.swapaxes(self.S, -1, -2),
             "rows_Q": cross + jnp.swapaxes(cross, -1, -2) + dZ @ jnp.swapaxes(dZ, -1, -2),
@@ -348,9 +351,11 @@ class JointFrame:
 
     def step_state(self) -> Rows:
         """Return the state in the form that a step takes, with the rows of fast sets at 0."""
-        state, missing = self.frame.state, count_row_sets(self.frame.law) * self.p - self.rows
-        rows = jnp.pad(self.Z, ((0, missing), (0, 0)))
-        return Rows(rows, jnp.pad(state["rows_a"], (0, missing)), tuple(state["update_scalars"]))
+        frame, sets = self.frame, count_row_sets(self.frame.law)
+        rows = jnp.pad(self.Z, ((0, sets * self.p - self.rows), (0, 0)))
+        missing_heads = sets * frame.structure.head_size - frame.head_entries
+        heads = jnp.pad(frame.state["rows_a"], (0, missing_heads))
+        return Rows(rows, heads, tuple(frame.state["update_scalars"]))
 
     def sign(self, G: Float[Numeric, "p flat"]) -> Float[Numeric, "p flat"]:
         """Return the signs of a gradient's coordinates, as rows with the same overlaps.
@@ -395,7 +400,7 @@ class JointFrame:
         increments = {
             "inside": rows[:, : self.inside],
             "products": jnp.stack([lengths @ lengths.T for lengths in columns]),
-            "rows_a": step.head[: self.rows],
+            "rows_a": step.head[: self.frame.head_entries],
             "update_scalars": jnp.stack(step.scalars)
             if step.scalars
             else self.frame.state["update_scalars"] * 0,
@@ -473,6 +478,7 @@ class ObliqueFrame(Frame):
     def rates(self, step: Rows) -> dict[str, Numeric]:
         dZ = self.split_blocks(step.rows[: self.rows])
         inside, new = dZ[..., : self.inside], dZ[..., self.inside :]
+        head = step.head[: self.head_entries]
         # Inner products of the increments with all rows and signals.
         products = inside @ self.products
         cross = jnp.swapaxes(products[..., : self.rows], -1, -2)
@@ -482,7 +488,7 @@ class ObliqueFrame(Frame):
         increments = {
             "rows_M": products[..., self.rows :],
             "rows_Q": cross + jnp.swapaxes(cross, -1, -2) + square,
-            "rows_a": step.head[: self.rows] if self.structure.trained else jnp.zeros(self.rows),
+            "rows_a": head if self.structure.trained else jnp.zeros_like(head),
             "update_scalars": self._scalar_increments(step),
             "update_squares": self.state["update_squares"] * 0,
         }

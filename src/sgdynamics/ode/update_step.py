@@ -30,6 +30,8 @@ from sgdynamics.algorithms.updates.gradient_source import (
     GradientSource,
     Rows,
     StepSettings,
+    append_head,
+    detach_head,
     increments,
 )
 from sgdynamics.algorithms.updates.update import Law
@@ -264,16 +266,29 @@ def _with_stationary_memory(
     successive steps.
     """
 
-    def fast_increments(fast: Float[Numeric, "fast columns"]) -> Float[Array, "fast columns"]:
-        """Return the increments of the fast rows, with their heads as the last column."""
-        current = state._replace(
-            rows=jnp.concatenate([state.rows[:p], fast[:, :-1]]),
-            head=jnp.concatenate([state.head[:p], fast[:, -1]]),
-        )
-        step = increments(law, hyperparameters, current, batch, settings)
-        return jnp.concatenate([step.rows[p:], step.head[p:, None]], axis=1)
+    n = settings.structure.head_size
 
-    zero = jnp.concatenate([state.rows[p:], state.head[p:, None]], axis=1) * 0
+    def join(rows: Numeric, heads: Numeric) -> Array:
+        """Append to each set of rows its head."""
+        sets = len(law.rows)
+        pairs = zip(jnp.split(rows, sets), jnp.split(heads, sets), strict=True)
+        return jnp.concatenate([append_head(*pair) for pair in pairs])
+
+    def with_fast_rows(joint_rows: Numeric) -> Rows:
+        """Return the state with these fast rows and heads."""
+        sets = [detach_head(rows, n) for rows in jnp.split(joint_rows, len(law.rows))]
+        rows, heads = zip(*sets, strict=True)
+        return state._replace(
+            rows=jnp.concatenate([state.rows[:p], *rows]),
+            head=jnp.concatenate([state.head[:n], *heads]),
+        )
+
+    def fast_increments(fast: Float[Numeric, "fast columns"]) -> Float[Array, "fast columns"]:
+        """Return the increments of the fast rows, with their heads as last columns."""
+        step = increments(law, hyperparameters, with_fast_rows(fast), batch, settings)
+        return join(step.rows[p:], step.head[n:])
+
+    zero = join(state.rows[p:], state.head[n:]) * 0
     # A mixes rows and is the same for all columns, so that it is read off the first column.
     count = len(zero)
     index = jnp.arange(count)
@@ -281,11 +296,7 @@ def _with_stationary_memory(
     matrix = jax.vmap(lambda unit: jax.jvp(fast_increments, (zero,), (unit,))[1][:, 0])(
         unit_vectors
     ).T
-    fast = jnp.linalg.solve(matrix, -fast_increments(zero))
-    return state._replace(
-        rows=jnp.concatenate([state.rows[:p], fast[:, :-1]]),
-        head=jnp.concatenate([state.head[:p], fast[:, -1]]),
-    )
+    return with_fast_rows(jnp.linalg.solve(matrix, -fast_increments(zero)))
 
 
 def count_reads(field: UpdateStep, shared: Parameters, state: State) -> int:

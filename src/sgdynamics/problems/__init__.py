@@ -9,6 +9,7 @@ from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import random_start, start
 from sgdynamics.problems.teacher_student import MultiIndex, TeacherStudent
+from sgdynamics.problems.wide_network import WideNetwork
 
 __all__ = [
     "Activation",
@@ -22,6 +23,7 @@ __all__ = [
     "Start",
     "Structure",
     "TeacherStudent",
+    "WideNetwork",
     "polynomial",
     "random_start",
     "start",

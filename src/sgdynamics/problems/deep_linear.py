@@ -10,8 +10,8 @@ import numpy as np
 
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import ArrayArgument, Parameters
+from sgdynamics.samples import input_covariance
 from sgdynamics.samples.arguments import Covariance, validate_covariance
-from sgdynamics.samples.input_covariance import block_sizes
 from sgdynamics.samples.spectra import Spectrum
 
 MOST_LAYERS = 100
@@ -131,9 +131,15 @@ class DeepLinear:
         return self._covariance.spectrum  # type: ignore[attr-defined]
 
     @property
+    def fractions(self) -> np.ndarray:
+        """Shares of the coordinates in the covariance blocks."""
+        covariance: Covariance = self._covariance  # type: ignore[attr-defined]
+        return np.asarray(covariance.fractions, np.float64)
+
+    @property
     def blocks(self) -> int:
         """Number of covariance blocks."""
-        return len(self.parameters["eigenvalues"])
+        return len(input_covariance.eigenvalues(self.parameters))
 
     @property
     def parameters(self) -> Parameters:
@@ -143,7 +149,7 @@ class DeepLinear:
         covariance: Covariance = self._covariance  # type: ignore[attr-defined]
         return scalars | {
             "eigenvalues": np.asarray(covariance.eigenvalues, np.float64),
-            "fractions": np.asarray(covariance.fractions, np.float64),
+            "fractions": self.fractions,
             "teacher": self._norms,  # type: ignore[attr-defined]
         }
 
@@ -177,7 +183,7 @@ class DeepLinear:
         """
         if self.spectrum is not None:
             return self.spectrum.multiplicities
-        return block_sizes(self.parameters["fractions"], dimension)
+        return input_covariance.block_sizes(self.fractions, dimension)
 
     def gain_and_rates(self, width_per_dimension: float) -> tuple[float, np.ndarray]:
         """Return the gain g and the relative rates of the layers at a ratio N/d.

@@ -16,6 +16,7 @@ from sgdynamics.problems.diagonal_limits import (
     solve_interpolator,
     solve_late_law,
 )
+from sgdynamics.samples import input_covariance
 from sgdynamics.samples.arguments import Covariance, validate_covariance
 from sgdynamics.samples.input_covariance import block_sizes
 
@@ -148,7 +149,7 @@ class DiagonalNetwork:
         ndarray
             One integer per block; they add up to d.
         """
-        return block_sizes(self.parameters["fractions"], dimension)
+        return block_sizes(input_covariance.fractions(self.parameters), dimension)
 
     def late_law(self, lr: float, batch: int = 1) -> LateLaw:
         """Return the law of the weights that label noise leads to, after long training.
@@ -251,7 +252,7 @@ class DiagonalNetwork:
 
     def _require_plain(self) -> None:
         """Raise ValueError for blocks of different eigenvalues, and for weight decay."""
-        if np.any(self.parameters["eigenvalues"] != 1.0):
+        if np.any(input_covariance.eigenvalues(self.parameters) != 1.0):
             fix = "this is known for the covariance 1. Omit covariance."
             raise checks.reject("covariance", self.covariance, fix)
         if self.weight_decay > 0:

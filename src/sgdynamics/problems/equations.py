@@ -25,6 +25,7 @@ from sgdynamics.base.equations import (
 )
 from sgdynamics.base.pytrees import to_python_scalar
 from sgdynamics.problems.activations import Activation
+from sgdynamics.problems.bias_losses import BiasLoss
 from sgdynamics.problems.contexts import Contexts
 from sgdynamics.problems.losses import (
     LOSSES,
@@ -312,6 +313,8 @@ def loss_lines(problem: Problem, loss: Loss) -> list[str]:
         return [*lines, r"g_i \sim \text{Bernoulli}\left(u\right)\quad \text{for each sample}"]
     if isinstance(loss, NetworkLoss):
         return _network_lines(loss, "a_i", noise_law)
+    if isinstance(loss, BiasLoss):
+        return _bias_lines(loss, noise_law)
     if isinstance(loss, ClusterLoss):
         return [
             r"f = \sum_{i=1}^{p} a_i \sigma\left(\lambda_i\right)",
@@ -340,6 +343,15 @@ def _activation_lines(symbol: str, activation: Activation, derivative: bool = Tr
     if not derivative or slope is None:
         return [line]
     return [line, rf"{symbol}'\left(x\right) = {slope}"]
+
+
+def _bias_lines(loss: BiasLoss, noise_law: str | None) -> list[str]:
+    """Return the formulas of a network whose units have biases."""
+    plain = _network_lines(loss.inner, "a_i" if loss.trains_head else "", noise_law)
+    shifted = r"\left(\lambda_i + b_i\right)"
+    lines = [line.replace(r"\left(\lambda_i\right)", shifted) for line in plain]
+    leaves = r"\left(a, b\right)" if loss.trains_head else "b"
+    return [*lines, rf"\theta = {leaves}\quad \text{{on top of the rows}}"]
 
 
 def _network_lines(loss: NetworkLoss, head: str, noise_law: str | None) -> list[str]:
@@ -428,7 +440,7 @@ def _rule_lines(problem: Problem, loss: RuleLoss) -> list[str]:
 def loss_values(problem: Problem) -> dict[str, Any]:
     """Return the parameters of the loss of a problem by symbol."""
     loss, parameters = problem.structure.loss, problem._parameters
-    inner = loss.inner if isinstance(loss, GatedLoss) else loss
+    inner = loss.inner if isinstance(loss, (GatedLoss, BiasLoss)) else loss
     values: dict[str, Any] = {}
     if isinstance(inner, CommitteeLoss):
         values["k"] = problem.signals

@@ -213,6 +213,13 @@ class Likelihood:
         return self.law.kind
 
     @property
+    def key(self) -> tuple[Any, ...]:
+        """Hashable values that two equal laws share."""
+        leaves, structure = jax.tree.flatten(self.parameters)
+        values = tuple(np.asarray(leaf).tobytes() for leaf in leaves)
+        return self.law, self.directions, structure, values
+
+    @property
     def noise(self) -> float:
         """Variance of additive noise."""
         return float(self.parameters["noise"])
@@ -263,6 +270,12 @@ class StatedLikelihood:
         Variance of additive Gaussian noise.
     kinks : tuple
         Planes along which the function has a kink, or numbers for all axes.
+
+    Examples
+    --------
+    >>> likelihood = sgd.labels.additive(lambda signals: signals[0] ** 2, noise=0.1)
+    >>> likelihood.values, likelihood.noise
+    ((), 0.1)
     """
 
     function: Callable[..., Any]
@@ -317,6 +330,14 @@ class StatedLikelihood:
         return {**function_identity(self.function), **number}
 
 
+def kinks_fix(directions: int) -> str:
+    """Return what to give as kinks, for messages."""
+    return (
+        f"give numbers (planes z_r = number) or pairs (normal of {directions} numbers, level), "
+        "such as [0.0] or [((1, -1), 0.0)]"
+    )
+
+
 def planes_from(kinks: tuple[Any, ...], directions: int) -> tuple[Plane, ...]:
     """Return kinks as planes with unit normals; a number is a plane on each axis."""
     planes: dict[Plane, None] = {}
@@ -325,7 +346,7 @@ def planes_from(kinks: tuple[Any, ...], directions: int) -> tuple[Plane, ...]:
             level = checks.number("kinks", kink)
             planes |= {(tuple(normal), level): None for normal in np.eye(directions).tolist()}
             continue
-        fix = f"give numbers, or pairs (normal of {directions} numbers, level)"
+        fix = kinks_fix(directions)
         try:
             normal, level = kink
             normal = checks.array("kinks normal", normal, (directions,), "one number per direction")
@@ -369,6 +390,16 @@ def _map_over_points(function: SignalFunction) -> Callable[..., Any]:
 
 
 _compiled: dict[SignalFunction, Callable[..., Any]] = {}
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """The output of a teacher or target; equal losses are one function, compiled once."""
+
+    loss: Any  # with the method `target_output`
+
+    def __call__(self, signals: Float[Numeric, " K"], parameters: Parameters) -> Any:
+        return self.loss.target_output(signals, parameters)
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,8 @@ class Loss:
         Whether its coefficients on rows and signals differ between covariance blocks.
     reads_lengths : bool
         Whether it reads the lengths of the inputs.
+    is_gradient : bool
+        Whether its moves are gradients; those of a rule are not.
     has_risk : bool
         Whether its mean is a risk.
     smooth : bool
@@ -103,12 +105,16 @@ class Loss:
         Whether it is a polynomial in squares, so that Wick's theorem gives all its moments.
     gradient_degree : int or None
         Degree of the gradient in the fields, for a polynomial.
+    own_leaves : tuple of str
+        Leaves of the top of which each context has values of its own.
     """
 
+    own_leaves: tuple[str, ...] = ()
     reads_overlaps = False
     reads_blocks = False
     moves_by_block = False
     reads_lengths = False
+    is_gradient = True
     has_risk = True
     smooth = False
     reads_draws = True

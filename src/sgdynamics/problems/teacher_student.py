@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -24,8 +24,17 @@ from sgdynamics.base.resources import check_memory
 from sgdynamics.base.user_functions import function_identity, validate_function
 from sgdynamics.problems.activations import ActivationLike, student_activation
 from sgdynamics.problems.activations import activation as find_activation
+from sgdynamics.problems.bias_losses import BiasLoss, bias_top
 from sgdynamics.problems.label_laws import BinaryProbabilities, LabelLaw, label_law, sign_changes
-from sgdynamics.problems.likelihoods import AdditiveLaw, Likelihood, OutcomeLaw, planes_from
+from sgdynamics.problems.likelihoods import (
+    AdditiveLaw,
+    Likelihood,
+    OutcomeLaw,
+    TargetOutput,
+    kinks_fix,
+    planes_from,
+)
+from sgdynamics.problems.loss_dependence import find_dependence
 from sgdynamics.problems.losses import (
     LOSSES,
     MOST_CUTS,
@@ -39,6 +48,8 @@ from sgdynamics.problems.losses import (
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.problem_pytree import ParameterAttribute, records_arguments
 from sgdynamics.problems.problem_records import describe_network
+from sgdynamics.problems.sample_functions import analyse_smoothness
+from sgdynamics.problems.tops import Top
 from sgdynamics.samples.arguments import validate_covariance
 from sgdynamics.samples.draws import Draw, binary_probabilities, quantile_edges
 from sgdynamics.samples.input_covariance import eigenvalues
@@ -64,6 +75,13 @@ class _Network(Problem):
             raise checks.reject("noise", noise, fix)
         self._parameters["label_value"] = np.float64(law.value)
 
+    def _bias_top(self, width: object, head: object, biases: object) -> Top | None:
+        """Return the leaves of a network with trained biases; None for one without."""
+        if not checks.flag("biases", biases):
+            return None
+        is_trained = checks.choice("head", head, ("fixed", "trained")) == "trained"
+        return bias_top(checks.integer("width", width, 1), is_trained)
+
     def _set_network(self, loss: NetworkLoss, noise: float | Function | NoiseLaw) -> None:
         self.loss = loss.outer
         self._set_labels(noise)
@@ -72,7 +90,28 @@ class _Network(Problem):
             self._parameters["noise"] = pytrees.to_float64(scalar_or_schedule("noise", noise))
         else:
             self._set_noise_law(law)
-        self._try_functions()
+        if self._arguments["biases"]:
+            self._add_biases(loss)
+        else:
+            self._try_functions()
+
+    def _add_biases(self, loss: NetworkLoss) -> None:
+        """Give the units trained biases, and find out how the loss depends on its fields."""
+        bias_loss = BiasLoss(loss, self.head == "trained")
+        # Like any top, biases are trained: special cases of a fixed head do not apply.
+        self.head = "trained"
+        self.structure = replace(self.structure, loss=bias_loss, trained=True)
+        parameters, top = self.at(0.0).parameters, self.structure.top
+        assert top is not None
+
+        def sample(fields: Any, signals: Any, leaves: Any, noise_draw: Any) -> Any:
+            return bias_loss(fields, signals, top.ravel(leaves), noise_draw, parameters)
+
+        smooth, _ = analyse_smoothness(self.structure, parameters, [(sample, ())])
+        self.structure = replace(self.structure, loss=replace(bias_loss, smooth=smooth))
+        overlaps = self._try_functions()
+        dependence = find_dependence(self.structure, parameters, overlaps)
+        self.structure = replace(self.structure, dependence=dependence)
 
     def _set_noise_law(self, law: NoiseLaw) -> None:
         """Set label noise of another law.
@@ -100,7 +139,7 @@ class _Network(Problem):
             return None
         law = noise_law(self._arguments["noise"])
         name = None if law is None else law.law
-        output, kinks = self.structure.loss.target_output, self._label_kinks
+        output, kinks = TargetOutput(self.structure.loss), self._label_kinks
         if self.labels is not None:
             probabilities = BinaryProbabilities(output, self.labels.law)
             binary = OutcomeLaw((-1.0, 1.0), probabilities, kinks)
@@ -128,6 +167,12 @@ class _Network(Problem):
         """Return the variance of the label noise, or its law, as plain values."""
         law = noise_law(self._arguments["noise"])
         return describe_schedule(self.noise)[0] if law is None else law.describe()
+
+    def _describe_biases(self) -> dict[str, Any]:
+        """Return the arguments of a network with biases for a record."""
+        if not self._arguments["biases"]:
+            return {}
+        return {"biases": True, "head": self._arguments["head"]}
 
     def _describe_labels(self) -> dict[str, Any]:
         """Return the law of labels for a record, if there is one."""
@@ -172,9 +217,10 @@ class TeacherStudent(_Network):
         "fixed" or "trained". The head a is ones unless the start specifies it.
     constraint : str, optional
         "sphere" keeps every row at norm 1. By default the rows are free.
-    weight_decay : float or callable, default 0.0
+    weight_decay : float, callable or dict, default 0.0
         Coefficient al of the penalty ``(al/2)(|W|^2 + |a|^2)``, which the dynamics minimises with
-        the loss (the head only if it is trained), and which is not part of the risk.
+        the loss (the head only if it is trained), and which is not part of the risk. With
+        ``biases`` also by leaf, ``{"rows": 0.05, "a": 0.1}``, 0 for those that are left out.
     loss : str or callable, default "squared"
         "squared" is (f - y)^2/2; "correlation", "logistic", or a JAX function of (f, y).
     covariance : sequence of (float, float) or Spectrum, optional
@@ -193,6 +239,9 @@ class TeacherStudent(_Network):
         Law of binary labels +1 and -1 given the teacher's output: ``sgd.labels.sign(flip)``,
         ``.probit(noise)`` or ``.logistic(slope)``. By default the label is the output itself, with
         additive noise.
+    biases : bool, default False
+        Whether the units have trained biases, s(w_i.x + b_i). The start then has the top
+        ``{"b": ...}`` in place of a head, or ``{"a": ..., "b": ...}`` with a trained head.
 
     Raises
     ------
@@ -227,13 +276,14 @@ class TeacherStudent(_Network):
         noise: float | Function | NoiseLaw = 0.0,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: float | Function = 0.0,
+        weight_decay: float | Function | Mapping[str, Any] = 0.0,
         loss: str | Function = "squared",
         covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
         keep: float | Function = 1.0,
         gain: float | Function = 1.0,
         input_noise: float | Function | NoiseLaw = 0.0,
         labels: LabelLaw | None = None,
+        biases: bool = False,
     ) -> None:
         self.activation = student_activation(activation)
         self.teacher_activation = (
@@ -255,6 +305,7 @@ class TeacherStudent(_Network):
             signals=self.teacher_width,
             gram=teacher_gram,
             head=head,
+            top=self._bias_top(width, head, biases),
             constraint=constraint,
             weight_decay=weight_decay,
             covariance=validate_covariance(covariance),
@@ -296,6 +347,9 @@ class TeacherStudent(_Network):
         self, loss: CommitteeLoss, keep: object, gain: object, input_noise: object
     ) -> None:
         """Set dropout and noise on the inputs, if the arguments differ from the defaults."""
+        if self._arguments["biases"] and (keep, gain, input_noise) != (1.0, 1.0, 0.0):
+            fix = "dropout and noise on the inputs are not supported with biases. Omit them."
+            raise checks.reject("biases", True, fix)
         keep = scalar_or_schedule("keep", keep, maximum=1.0)
         gain = scalar_or_schedule("gain", gain)
         variance = scalar_or_schedule("input_noise", input_noise)
@@ -326,6 +380,8 @@ class TeacherStudent(_Network):
             kinds.append("dropout")
         if "input_noise" in self._parameters:
             kinds.append("other inputs")
+        if self.structure.top is not None:
+            kinds.append("top")
         return tuple(kinds)
 
     @cached_property
@@ -354,6 +410,7 @@ class TeacherStudent(_Network):
             "loss": self._describe_loss(),
             **self._describe_labels(),
             **describe_network(self, "teacher_gram"),
+            **self._describe_biases(),
         }
 
 
@@ -383,9 +440,10 @@ class MultiIndex(_Network):
         "fixed" or "trained".
     constraint : str, optional
         "sphere" keeps every row at norm 1. By default the rows are free.
-    weight_decay : float or callable, default 0.0
+    weight_decay : float, callable or dict, default 0.0
         Coefficient al of the penalty ``(al/2)(|W|^2 + |a|^2)``, which the dynamics minimises with
-        the loss (the head only if it is trained), and which is not part of the risk.
+        the loss (the head only if it is trained), and which is not part of the risk. With
+        ``biases`` also by leaf, ``{"rows": 0.05, "a": 0.1}``, 0 for those that are left out.
     loss : str or callable, default "squared"
         "squared", "correlation", "logistic" (labels as the target gives them, so a target of +1 and
         -1), or a JAX function of (output, label).
@@ -402,6 +460,9 @@ class MultiIndex(_Network):
         ``.probit(noise)`` or ``.logistic(slope)``. By default the label is the target itself, with
         additive noise. With ``sgd.labels.sign`` and several directions, ``kinks`` should contain
         the planes along which the target changes its sign.
+    biases : bool, default False
+        Whether the units have trained biases, s(w_i.x + b_i). The start then has the top
+        ``{"b": ...}`` in place of a head, or ``{"a": ..., "b": ...}`` with a trained head.
 
     Raises
     ------
@@ -434,11 +495,12 @@ class MultiIndex(_Network):
         noise: float | Function | NoiseLaw = 0.0,
         head: str = "fixed",
         constraint: str | None = None,
-        weight_decay: float | Function = 0.0,
+        weight_decay: float | Function | Mapping[str, Any] = 0.0,
         loss: str | Function = "squared",
         covariance: Sequence[tuple[float, float]] | Spectrum | None = None,
         kinks: Sequence[Any] = (),
         labels: LabelLaw | None = None,
+        biases: bool = False,
     ) -> None:
         if not callable(target):
             raise checks.reject(
@@ -479,6 +541,7 @@ class MultiIndex(_Network):
             signals=self.directions,
             gram=gram,
             head=head,
+            top=self._bias_top(width, head, biases),
             constraint=constraint,
             weight_decay=weight_decay,
             covariance=validate_covariance(covariance),
@@ -501,6 +564,7 @@ class MultiIndex(_Network):
             **self._describe_labels(),
             "kinks": [[list(normal), level] for normal, level in self.kinks],
             **describe_network(self, "gram"),
+            **self._describe_biases(),
             "rerunnable": False,
         }
 
@@ -514,12 +578,8 @@ def _target_zeros(target: Function) -> tuple[float, ...]:
 
 def _planes(value: object, directions: int) -> tuple[Plane, ...]:
     """Return the kinks of a target as distinct planes (normal, level), with unit normals."""
-    fix = (
-        f"give numbers (planes z_r = number) or pairs (normal of {directions} numbers, level), "
-        "such as [0.0] or [((1, -1), 0.0)]"
-    )
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise checks.reject("kinks", value, fix)
+        raise checks.reject("kinks", value, kinks_fix(directions))
     planes = planes_from(tuple(value), directions)
     spanned = _spanned_dimensions(planes)
     if planes and directions in MOST_CUTS and not cuts_possible(directions, len(planes), spanned):

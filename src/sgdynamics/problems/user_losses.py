@@ -188,6 +188,7 @@ class RuleLoss(Loss):
     reads_blocks: bool = False
     moves_by_block: bool = False
     reads_overlaps = True
+    is_gradient = False
 
     @property
     def has_risk(self) -> bool:

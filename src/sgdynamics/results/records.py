@@ -30,6 +30,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import random_start, start
 from sgdynamics.problems.teacher_student import TeacherStudent
+from sgdynamics.problems.wide_network import WideNetwork
 from sgdynamics.problems.wide_starts import MeanFieldStart
 
 CLASSES: dict[str, Callable[..., Any]] = {
@@ -37,8 +38,11 @@ CLASSES: dict[str, Callable[..., Any]] = {
     "GaussianMixture": GaussianMixture.from_record,
     "SpikedTensor": SpikedTensor,
     "DeepLinear": DeepLinear,
+    "WideNetwork": WideNetwork,
     "DiagonalNetwork": DiagonalNetwork,
 }
+# Problems that state their initial weights themselves, so that solvers take no start.
+STATING_START = ("DeepLinear", "DiagonalNetwork", "WideNetwork")
 KINDS: dict[str, Callable[..., Any]] = {
     "OnePassSGD": OnePassSGD,
     **ALGORITHMS,
@@ -161,14 +165,9 @@ def start_of(
     drawn at `dimension`, unless its record or the spectrum of the problem has another one.
     """
     values = _plain_record("start", record)
-    if "deep linear" in problem.kinds:
+    if problem.kind in STATING_START:
         if values:
-            fix = "a deep linear network starts from its random weights. Omit the start."
-            raise checks.reject("start", values, fix)
-        return None
-    if "diagonal" in problem.kinds:
-        if values:
-            fix = "the problem states the initial weights of a diagonal network. Omit the start."
+            fix = "this problem states its initial weights itself. Omit the start."
             raise checks.reject("start", values, fix)
         return None
     if "own dynamics" in problem.kinds:

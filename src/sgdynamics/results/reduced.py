@@ -6,6 +6,8 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.base import checks
+from sgdynamics.base.progress import warn
+from sgdynamics.results.datasets import largest_share
 from sgdynamics.results.variables import STANDARD_ERROR, VARIABLES
 
 # Bytes of the save points of the runs that are in memory together.
@@ -86,6 +88,19 @@ class RunMoments:
         return reduced.assign_attrs(
             self._errors, reduced="mean", runs=self.runs, runs_left_out=self.diverged
         )
+
+    def report(self) -> xr.Dataset:
+        """The result, with a warning about runs that diverged and the sampling error."""
+        result = self.result()
+        if self.diverged:
+            warn(
+                f"{self.diverged} of {self.runs} runs diverged, the first after t = "
+                f"{self.first_divergence:.4g}, and are left out of the mean. A smaller lr may help."
+            )
+        elif self.runs > 1:
+            error, mean = (np.asarray(result[name])[0] for name in ("risk_standard_error", "risk"))
+            result.attrs["error_sampling"] = largest_share(error, mean)
+        return result
 
 
 def is_mean(result: xr.Dataset) -> bool:

@@ -18,6 +18,12 @@ from sgdynamics.results.reduced import require_runs
 from sgdynamics.results.variables import TOP_PREFIX
 
 Axes = dict[str, tuple[str, ...]]
+# Kinds of networks whose weights are not recorded, by a variable of their results.
+WITHOUT_STATES = {
+    "tangent_kernel": "a wide",
+    "imbalance": "a diagonal",
+    "squared_norm": "a deep linear",
+}
 
 
 def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
@@ -52,12 +58,10 @@ def start_from(result: xr.Dataset, time: int | float = -1) -> Any:
     """
     checks.result("result", result, "time", "run", "t")
     require_runs(result)
-    if "squared_norm" in result and "imbalance" not in result:
-        fix = "the weights of a deep linear network are not recorded. Solve again with more steps."
-        raise checks.reject("result", "of a DeepLinear", fix)
-    if "imbalance" in result:
-        fix = "the weights of a diagonal network are not recorded. Solve again with more steps."
-        raise checks.reject("result", "of a DiagonalNetwork", fix)
+    for variable, kind in WITHOUT_STATES.items():
+        if variable in result:
+            fix = f"the weights of {kind} network are not recorded. Solve again with more steps."
+            raise checks.reject("result", f"of {kind} network", fix)
     point = result.isel(time=_find_save_point(result, time))
     kind, values = _read_states(point, ("run",))
     finite = [np.isfinite(value).reshape(len(value), -1).all(axis=1) for value in values.values()]
@@ -95,7 +99,7 @@ def _read_update_state(point: xr.Dataset, start: Start) -> AuxiliaryState | None
     """The internal state of an update at one save point; None if the result has none."""
     if not {"rows_a", "update_scalars", "update_squares"} & set(point.variables):
         return None
-    runs, width = start.a.shape
+    runs, width = start.a.shape[0], start.Q.shape[-1]
     is_blockwise = "M_block" in point
     suffix, blocks = ("_block", ("block",)) if is_blockwise else ("", ())
 
@@ -115,7 +119,9 @@ def _read_update_state(point: xr.Dataset, start: Start) -> AuxiliaryState | None
     sets = tuple(str(name) for name in point["row_set"].values[width::width])
     M = _read_variable(point, f"rows_M{suffix}", ("run", *blocks, "set_row", "signal"))
     Q = _read_variable(point, f"rows_Q{suffix}", ("run", *blocks, "set_row", "set_row_other"))
-    a = _read_variable(point, "rows_a", ("run", "set_row"))
+    # The numbers of a top belong to no row.
+    entry = "set_entry" if "set_entry" in point["rows_a"].dims else "set_row"
+    a = _read_variable(point, "rows_a", ("run", entry))
     M, Q = (M, Q) if is_blockwise else (M[:, None], Q[:, None])
     return AuxiliaryState((sets, *variable_names), M, Q, a, scalars, squares)
 

@@ -60,6 +60,27 @@ VARIABLES: dict[str, Variable] = {
     "layer_change": Variable(
         "Frobenius norm of what a layer has learned", ("layer",), "change of the layers"
     ),
+    "outputs": Variable("outputs f of the training inputs", ("sample",), "outputs $f$"),
+    "test_outputs": Variable("outputs f of the test inputs", ("test_sample",), "test outputs $f$"),
+    "test_risk": Variable("mean loss over the test inputs", (), "test risk"),
+    "feature_kernel": Variable(
+        "mean product of the features of two training inputs",
+        ("layer", "sample", "sample_other"),
+        "feature kernel",
+    ),
+    "gradient_kernel": Variable(
+        "mean product of the gradients g of two training inputs",
+        ("layer", "sample", "sample_other"),
+        "gradient kernel",
+    ),
+    "tangent_kernel": Variable(
+        "tangent kernel of two training inputs", ("sample", "sample_other"), "tangent kernel"
+    ),
+    "test_kernel": Variable(
+        "mean product of the features of a test and a training input",
+        ("layer", "test_sample", "sample"),
+        "test feature kernel",
+    ),
     "l1_norm": Variable("mean absolute weight E|a|", (), "mean absolute weight"),
     "imbalance": Variable("mean imbalance |u^2 - v^2| of the layers", (), "imbalance $c$"),
     "weight_mean": Variable(

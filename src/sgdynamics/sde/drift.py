@@ -96,11 +96,12 @@ def drift_at_state(
     moments = expectation_of(structure).moments(quadrature, nodes, parameters, overlaps, path.head)
     rows_and_signals = jnp.concatenate([path.rows, signal_rows(structure, parameters)], axis=1)
     pull = jnp.einsum("bic,bcm->bim", moments.coefficients(parameters), rows_and_signals)
-    decay = parameters["weight_decay"]
+    # One number per row.
+    decay = jnp.broadcast_to(jnp.ravel(jnp.asarray(parameters["weight_decay"])), (p,))
     # dN/dt = -(l_b H_students + decay) N
-    columns = input_covariance.times_eigenvalues(
-        parameters, moments.stein[..., :p]
-    ) + decay * jnp.eye(p)
+    columns = input_covariance.times_eigenvalues(parameters, moments.stein[..., :p]) + jnp.diag(
+        decay
+    )
     # A loss or rule that reads overlaps also moves rows along rows.
     if moments.pull is not None:
         columns = columns + moments.pull[..., :p]

@@ -54,6 +54,8 @@ class VariableStepSimulator(Simulator):
     Steps edges[i] to edges[i + 1] have length lengths[i], in t, or in alpha if lr is a schedule.
     """
 
+    divides_over_devices = True
+
     def set_steps(self, edges: np.ndarray, lengths: np.ndarray) -> None:
         """Set the number and length of the steps in each interval between save points."""
         # The numbers of save points are shapes: padded to a power of two, similar ones share a

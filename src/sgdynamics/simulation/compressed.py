@@ -68,7 +68,8 @@ def initial_rows(
     # In an explicit block [T | L] holds the coordinates themselves, with zeros behind the last one.
     strip = rows[:, layout.explicit_blocks, layout.explicit_coordinates]
     blocks = rows[:, layout.compressed_blocks]
-    return Rows(layout.join(strip, blocks), jnp.pad(head, (0, missing)), scalars)
+    heads = count_row_sets(layout.update) * layout.structure.head_size
+    return Rows(layout.join(strip, blocks), jnp.pad(head, (0, heads - len(head))), scalars)
 
 
 def overlaps(layout: Layout, parameters: Parameters, state: Rows) -> dict[str, Numeric]:

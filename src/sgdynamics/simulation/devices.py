@@ -7,29 +7,24 @@ its numbers at most by rounding.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from sgdynamics.base import checks
-from sgdynamics.base.arrays import PyTree, RandomKeys
-from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Simulator
+from sgdynamics.base.arrays import Device, PyTree, RandomKeys
+from sgdynamics.simulation.running import (
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Resources,
+    Simulator,
+)
 
 
-def choose_devices(devices: int | None) -> list[jax.Device]:
-    """Validate the argument `devices`: the first local devices, by default all of them."""
-    available = jax.local_devices()
-    if devices is None:
-        return available
-    count = checks.integer("devices", devices, 1)
-    if count > len(available):
-        fix = f"this process has {len(available)} ({available[0].platform}). Use at most that many."
-        raise checks.reject("devices", devices, fix)
-    return available[:count]
-
-
-def over_devices(simulator: Simulator, devices: list[jax.Device]) -> Simulator:
+def over_devices(simulator: Simulator, devices: Sequence[Device]) -> Simulator:
     """The simulator on several devices; the simulator itself for one, or where it holds data."""
     if len(devices) == 1 or not simulator.divides_over_devices:
         return simulator
@@ -53,7 +48,7 @@ class SeveralDevices(Simulator):
 
     divides_over_devices = False
 
-    def __init__(self, simulator: Simulator, devices: list[jax.Device]) -> None:
+    def __init__(self, simulator: Simulator, devices: Sequence[Device]) -> None:
         self.simulator, self.devices = simulator, devices
         self.engine, self.on_train = simulator.engine, simulator.on_train
         self.drops_finished_runs = simulator.drops_finished_runs
@@ -109,19 +104,10 @@ class SeveralDevices(Simulator):
     def with_observation(self, observation: Observation) -> Simulator:
         return SeveralDevices(self.simulator.with_observation(observation), self.devices)
 
-    def largest_group(self) -> int:
-        return len(self.devices) * self.simulator.largest_group()
-
-    def group_size(self, size: int) -> int:
-        count = len(self.devices)
-        return size if size <= count else -(-size // count) * count
-
-    @property
-    def size(self) -> tuple[int, ...]:
-        return self.simulator.size
-
-    def bytes_per_run(self, steps: float = 0.0) -> float:
-        return self.simulator.bytes_per_run(steps)
+    def resources(self, steps: float = 0.0) -> Resources:
+        resources, count = self.simulator.resources(steps), len(self.devices)
+        largest = count * resources.largest_group
+        return replace(resources, largest_group=largest, group_multiple=count)
 
     def train_risk(self, state: list[PyTree]) -> np.ndarray:
         return np.concatenate([self.simulator.train_risk(shard) for shard in state])

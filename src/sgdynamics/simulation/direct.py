@@ -48,6 +48,7 @@ from sgdynamics.simulation.running import (
     AdvanceResult,
     Observation,
     Observe,
+    Resources,
     Simulator,
     check_resources,
 )
@@ -173,11 +174,16 @@ class DirectSGD(Simulator):
         n_rows = rows.shape[2]
         # The start contains the rows of the weights, or of all sets. Other sets start at 0.
         weights = np.zeros((runs, sets * p, self.dimension), self.dtype)
-        head = np.zeros((runs, (sets - 1) * p + self.structure.head_size), self.dtype)
+        head = np.zeros((runs, sets * self.structure.head_size), self.dtype)
         head[:, : self.start.a.shape[1]] = self.start.a[chosen]
         signals = None
         if self.has_random_frames:
-            weights[:, :n_rows], signals = self._place_in_random_frames(rows, chosen)
+            frame = np.asarray(self.parameters["frame"])
+            along_axes = self.law is not None and self.law.axes
+            arguments = (rows, chosen, frame, self.edges, self.seed, along_axes)
+            random_rows, signal_rows = place_in_random_frames(*arguments)
+            weights[:, :n_rows] = random_rows
+            signals = jnp.asarray(signal_rows.astype(self.dtype))
         else:
             weights[:, :n_rows] = embed_rows(rows, self.edges)
         scalars = tuple(jnp.asarray(self.start.scalars[chosen].astype(self.dtype).T))
@@ -189,28 +195,6 @@ class DirectSGD(Simulator):
             for square in self.start.squares[chosen].swapaxes(0, 1)
         )
         return Rows(jnp.asarray(weights), jnp.asarray(head), scalars, squares, signals)
-
-    def _place_in_random_frames(
-        self, rows: np.ndarray, chosen: np.ndarray
-    ) -> tuple[np.ndarray, Array]:
-        """Rows (runs, rows, d) and signals (runs, K, d), along random directions in each block."""
-        runs, n_rows, k = len(chosen), rows.shape[2], self.structure.signals
-        weights = np.zeros((runs, n_rows, self.dimension), self.dtype)
-        signals = np.zeros((runs, k, self.dimension), self.dtype)
-        frame = np.asarray(self.parameters["frame"])
-        for position, run in enumerate(chosen):
-            frames = _random_frames(self.seed, int(run), self.edges, rows.shape[-1])
-            if self.law is not None and self.law.axes:
-                frames = [_along_axes(axes, k) for axes in frames]
-            for block, axes in enumerate(frames):
-                coordinates = slice(self.edges[block], self.edges[block + 1])
-                # A small block has fewer axes than [T | L] has columns.
-                block_rows = rows[position, block, :, : len(axes)]
-                weights[position, :, coordinates] = block_rows @ axes
-                count = min(k, len(axes))
-                block_signals = frame[block][:, :count] @ axes[:count]
-                signals[position, :, coordinates] = block_signals
-        return weights, jnp.asarray(signals)
 
     def advance(
         self,
@@ -257,14 +241,7 @@ class DirectSGD(Simulator):
     def grain(self) -> int:
         return 1
 
-    def largest_group(self) -> int:
-        return max(1, GROUP_BYTES // self.bytes_per_run())
-
-    @property
-    def size(self) -> tuple[int, int, int]:
-        return self.batch, self.structure.width, self.dimension
-
-    def bytes_per_run(self, steps: float = 0.0) -> int:
+    def resources(self, steps: float = 0.0) -> Resources:
         p, law = self.structure.width, self.law
         # Rows before and after a step, and inputs with temporaries, in vectors of d coordinates.
         vectors = 2 * count_row_sets(law) * p + 3 * self.batch
@@ -274,7 +251,9 @@ class DirectSGD(Simulator):
             vectors += 2 * self.structure.signals * law.coordinatewise
             # Gradients of each sample.
             vectors += 2 * self.batch * p if law.rereads else 0
-        return self.dimension * vectors * self.dtype.itemsize
+        bytes_per_run = self.dimension * vectors * self.dtype.itemsize
+        size = (self.batch, p, self.dimension)
+        return Resources(bytes_per_run, max(1, GROUP_BYTES // bytes_per_run), size)
 
 
 def _random_frames(seed: int, run: int, edges: tuple[int, ...], largest: int) -> list[np.ndarray]:
@@ -289,6 +268,34 @@ def _random_frames(seed: int, run: int, edges: tuple[int, ...], largest: int) ->
         gaussian = generator.standard_normal((high - low, count))
         frames.append(np.linalg.qr(gaussian)[0].T if count else np.zeros((0, high - low)))
     return frames
+
+
+def place_in_random_frames(
+    rows: np.ndarray,
+    chosen: np.ndarray,
+    frame: np.ndarray,
+    edges: tuple[int, ...],
+    seed: int,
+    along_axes: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (runs, rows, d) and signals (runs, K, d), along random directions in each block.
+
+    With `along_axes` the signals are along coordinate axes.
+    """
+    runs, n_rows, k = len(chosen), rows.shape[2], frame.shape[1]
+    weights, signals = np.zeros((runs, n_rows, edges[-1])), np.zeros((runs, k, edges[-1]))
+    for position, run in enumerate(chosen):
+        frames = _random_frames(seed, int(run), edges, rows.shape[-1])
+        if along_axes:
+            frames = [_along_axes(axes, k) for axes in frames]
+        for block, axes in enumerate(frames):
+            coordinates = slice(edges[block], edges[block + 1])
+            # A small block has fewer axes than [T | L] has columns.
+            block_rows = rows[position, block, :, : len(axes)]
+            weights[position, :, coordinates] = block_rows @ axes
+            count = min(k, len(axes))
+            signals[position, :, coordinates] = frame[block][:, :count] @ axes[:count]
+    return weights, signals
 
 
 def _along_axes(frame: np.ndarray, signals: int) -> np.ndarray:

@@ -36,6 +36,7 @@ from sgdynamics.simulation.running import (
     AdvanceResult,
     Observation,
     Observe,
+    Resources,
     Simulator,
 )
 from sgdynamics.simulation.span_draws import draw_span
@@ -123,22 +124,20 @@ class ExactChain(Simulator):
     def grain(self) -> int:
         return self.layout.span_steps
 
-    def largest_group(self) -> int:
-        layout = self.layout
+    def resources(self, steps: float = 0.0) -> Resources:
+        layout, bytes_per_run = self.layout, self._bytes_per_run()
         # Bartlett factors have the square of the number of new columns, with one column per sample
         # if a batch is read again. They need most of the memory; the factor 4 is for temporaries.
-        bytes_per_run = 4 * 8 * layout.folds * layout.structure.blocks * layout.columns**2
-        largest = GROUP_BYTES // bytes_per_run
+        bytes_of_factors = 4 * 8 * layout.folds * layout.structure.blocks * layout.columns**2
+        largest = GROUP_BYTES // bytes_of_factors
         if layout.structure.blocks > FEW_BLOCKS and jax.default_backend() == "cpu":
             # A spectrum has many columns. Runs that exceed the cache together are slower per run.
-            largest = min(largest, max(LEAST_GROUP, int(CACHE_BYTES / self.bytes_per_run())))
-        return max(1, min(super().largest_group(), largest))
+            largest = min(largest, max(LEAST_GROUP, int(CACHE_BYTES / bytes_per_run)))
+        largest = max(1, min(Resources.largest_group, largest))
+        size = (layout.batch, layout.structure.width, int(self.dimension))
+        return Resources(bytes_per_run, largest, size)
 
-    @property
-    def size(self) -> tuple[int, int, int]:
-        return self.layout.batch, self.layout.structure.width, int(self.dimension)
-
-    def bytes_per_run(self, steps: float = 0.0) -> float:
+    def _bytes_per_run(self) -> float:
         layout = self.layout
         n_blocks, n_strip = len(layout.compressed_blocks), len(layout.explicit_blocks)
         # Normals of a segment, its Bartlett factors, and the rows; float64 with temporaries.

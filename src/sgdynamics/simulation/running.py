@@ -68,6 +68,33 @@ class Observation(NamedTuple):
 NO_OBSERVATION = Observation()
 
 
+@dataclass(frozen=True)
+class Resources:
+    """Memory and sizes of the runs of a simulator.
+
+    Attributes
+    ----------
+    bytes_per_run : float
+        Approximate memory of one run; 0 if negligible or checked before.
+    largest_group : int
+        Largest number of runs that fit into memory together.
+    size : tuple of int
+        Batch, width and dimension, for the message if they are too large.
+    group_multiple : int
+        Groups of more runs than this are filled up to a multiple of it: the number of devices.
+    """
+
+    bytes_per_run: float = 0.0
+    largest_group: int = 1 << 14
+    size: tuple[int, ...] = ()
+    group_multiple: int = 1
+
+    def group_size(self, runs: int) -> int:
+        """The size of a group of at least `runs` runs that wastes no device."""
+        multiple = self.group_multiple
+        return runs if runs <= multiple else -(-runs // multiple) * multiple
+
+
 class Simulator(ABC):
     """A method of simulation: states of many runs at once, advanced by whole steps.
 
@@ -129,22 +156,9 @@ class Simulator(ABC):
         """The simulator to use with an observation; it may differ from this one."""
         return self
 
-    def largest_group(self) -> int:
-        """Largest number of runs that fit into memory together."""
-        return 1 << 14
-
-    @property
-    def size(self) -> tuple[int, ...]:
-        """Batch, width and dimension, for the message if they are too large."""
-        return ()
-
-    def bytes_per_run(self, steps: float = 0.0) -> float:
-        """Approximate memory of one run of this many steps; 0 if negligible or checked before."""
-        return 0.0
-
-    def group_size(self, size: int) -> int:
-        """The number of runs of a group of at least `size` runs that wastes no device."""
-        return size
+    def resources(self, steps: float = 0.0) -> Resources:
+        """Memory and sizes of runs of this many steps."""
+        return Resources()
 
     def leaves(self, state: PyTree) -> list[Any]:
         """The arrays of a state, with a leading axis of runs, for a checkpoint."""
@@ -227,8 +241,9 @@ def run_until(
     """
     check_resources(simulator, runs, float(steps[-1]))
     stored_size = None if checkpoint is None else checkpoint.size
-    largest = min(simulator.largest_group(), largest or runs)
-    groups = _groups(runs, stored_size or largest, simulator.group_size)
+    resources = simulator.resources()
+    largest = min(resources.largest_group, largest or runs)
+    groups = _groups(runs, stored_size or largest, resources)
     if checkpoint is not None:
         checkpoint.fix_group_size(len(groups[0]))
     # Runs that stop leave the batch, so that the estimate is an upper bound.
@@ -260,23 +275,24 @@ def run_until(
 
 def check_resources(simulator: Simulator, runs: int, steps: float) -> None:
     """Raise ValueError, before anything compiles, if the work or the memory is impossible."""
+    resources = simulator.resources(steps)
     check_work("steps", runs, steps, simulator.moves_per_step)
     check_memory(
         "batch (or samples), width and dimension",
-        simulator.size,
-        simulator.bytes_per_run(steps),
+        resources.size,
+        resources.bytes_per_run,
         "the numbers of one run",
         "use smaller values",
     )
 
 
-def _groups(runs: int, largest: int, group_size: Callable[[int], int] = int) -> list[np.ndarray]:
+def _groups(runs: int, largest: int, resources: Resources) -> list[np.ndarray]:
     """Indices of the runs in groups of equal size, which share one compiled program.
 
     The last group is filled up with runs whose results are discarded.
     """
     count = -(-runs // largest)
-    size = group_size(-(-runs // count))
+    size = resources.group_size(-(-runs // count))
     return [np.arange(start, start + size) for start in range(0, runs, size)]
 
 
@@ -585,7 +601,8 @@ def first_passage(
     runs = len(observation.records["left"])
     simulator = simulator.with_observation(observation)
     check_resources(simulator, runs, float(last))
-    groups = _groups(runs, simulator.largest_group(), simulator.group_size)
+    resources = simulator.resources()
+    groups = _groups(runs, resources.largest_group, resources)
     passages = _Passages(np.full(runs, np.nan), np.zeros(runs, dtype=bool))
     # Runs end where they leave, so that the estimate is an upper bound.
     cost = Cost("step", f" of {runs} runs" if runs > 1 else "", "at most")

@@ -49,6 +49,7 @@ from sgdynamics.simulation.running import (
     AdvanceResult,
     Observation,
     Observe,
+    Resources,
     Simulator,
 )
 
@@ -363,20 +364,17 @@ class SpikedVectors(Simulator):
     def grain(self) -> int:
         return 1
 
-    @property
-    def size(self) -> tuple[int, int, int]:
-        return (1 if self.tensor is None else self.tensor[1]), 1, self.dimension
-
-    def bytes_per_run(self, steps: float = 0.0) -> float:
-        # The size of the tensors is limited before (`MAX_ENTRIES`).
-        return 4.0 * self.dimension * self.dtype.itemsize
-
-    def largest_group(self) -> int:
+    def resources(self, steps: float = 0.0) -> Resources:
         entries = 4 * self.dimension
         if self.tensor is not None:
             order, batch = self.tensor
             entries = 4 * batch * self.dimension**order
-        return max(1, min(1 << 14, GROUP_BYTES // (entries * self.dtype.itemsize)))
+        # The size of the tensors is limited before (`MAX_ENTRIES`).
+        return Resources(
+            bytes_per_run=4.0 * self.dimension * self.dtype.itemsize,
+            largest_group=max(1, min(1 << 14, GROUP_BYTES // (entries * self.dtype.itemsize))),
+            size=(1 if self.tensor is None else self.tensor[1], 1, self.dimension),
+        )
 
 
 def _vector_overlaps(x: Float[Numeric, "runs d"]) -> dict[str, Numeric]:

@@ -13,17 +13,18 @@ import xarray as xr
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.progress import warn
 from sgdynamics.fixed_data.deep_linear import DeepSizes
 from sgdynamics.fixed_data.deep_linear_runs import DeepRuns, velocity_of
 from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.results.build import build_result, divergence_warning
-from sgdynamics.results.clock import Clock, time_at_alpha
+from sgdynamics.results.clock import time_at_alpha
 from sgdynamics.results.datasets import largest_share
+from sgdynamics.samples import input_covariance
 from sgdynamics.simulation.running import run_until
-from sgdynamics.solvers.call import SolverCall, validate_call
+from sgdynamics.solvers.call import SolverCall
+from sgdynamics.solvers.dmft_arguments import DMFTArguments
 from sgdynamics.solvers.dmft_cells import States, extrapolate_levels
 
 FEW_COORDINATES = 100  # a block of fewer coordinates has no deterministic limit
@@ -31,36 +32,16 @@ SMALLEST_CELLS = 32  # cells per unit of samples/d
 LARGEST_CELL = 0.05  # default largest lr depth gamma0^2 of a cell, at eigenvalue 1
 
 
-def solve_limit(
-    problem: DeepLinear,
-    algorithm: OnePassSGD | FixedData,
-    start: object,
-    *,
-    times: ArrayArgument | None,
-    alpha: ArrayArgument | None,
-    steps: ArrayArgument | None,
-    cells: int | None,
-    progress: bool | None,
-    record: Mapping[str, Any] | None,
-    evaluate: Mapping[str, Any] | None,
-) -> xr.Dataset:
+def solve_limit(arguments: DMFTArguments) -> xr.Dataset:
     """The limit of `solve_dmft`: on a fixed data set, or one pass by cells."""
-    on_data = isinstance(algorithm, FixedData)
-    if cells is not None and on_data:
-        raise checks.reject("cells", cells, "only used with sgd.OnePassSGD. Omit cells.")
-    call = validate_call(
-        "solve_dmft",
-        problem,
-        algorithm,
-        start,
-        times=times,
-        alpha=alpha,
-        steps=steps,
-        progress=progress,
-        whole_steps=on_data,
-        record=record,
-        evaluate=evaluate,
-    )
+    problem, cells = arguments.problem, arguments.cells
+    assert isinstance(problem, DeepLinear)
+    reason = "the limit of a deep linear network is deterministic"
+    arguments.require_defaults(reason, "paths", "replicates", "two_time", "method")
+    on_data = isinstance(arguments.algorithm, FixedData)
+    if on_data:
+        arguments.require_defaults("only used with sgd.OnePassSGD", "cells")
+    call = arguments.validate(whole_steps=on_data)
     require_many_coordinates(problem)
     if not on_data:
         return _solve_by_cells(call, cells)
@@ -75,9 +56,8 @@ def solve_limit(
 
 def limit_sizes(problem: DeepLinear, samples_per_dimension: float) -> DeepSizes:
     """Sizes of the spaces in units of d."""
-    parameters = problem.parameters
-    fractions, width = parameters["fractions"], parameters["width_per_dimension"]
-    return DeepSizes(samples_per_dimension, fractions, width)
+    width = problem.parameters["width_per_dimension"]
+    return DeepSizes(samples_per_dimension, problem.fractions, width)
 
 
 def require_many_coordinates(problem: DeepLinear) -> None:
@@ -113,8 +93,9 @@ def solve_steps(
     if last[0] >= 0:
         diverged_at[0] = t[np.searchsorted(save_steps, last[0], side="right") - 1]
     warnings = divergence_warning(diverged_at)
-    rose_at = int(states["rose_at"][0, -1]) if "rose_at" in states else -1
-    if warns_of_rise and not warnings and rose_at >= 0:
+    # After a divergence the states are NaN, and the warning is that of the divergence.
+    rose_at = -1 if warnings or "rose_at" not in states else int(states["rose_at"][0, -1])
+    if warns_of_rise and rose_at >= 0:
         warnings = (
             f"The training risk rises at step {rose_at}: the learning rate is beyond the edge of "
             "stability, where finite networks differ much from the limit. Use a smaller lr, or "
@@ -211,36 +192,16 @@ def _number_of_cells(problem: DeepLinear, rate: float, cells: int | None) -> int
     """Cells per unit of samples/d, a multiple of 4; `rate` is the largest one per sample."""
     if cells is not None:
         return 4 * math.ceil(checks.integer("cells", cells, 4) / 4)
-    eigenvalue = float(problem.parameters["eigenvalues"].max())
+    eigenvalue = float(input_covariance.eigenvalues(problem.parameters).max())
     curvature = problem.depth * max(1.0, problem.gamma0**2) * max(1.0, eigenvalue)
     needed = max(SMALLEST_CELLS, rate * curvature / LARGEST_CELL)
     return 4 * math.ceil(needed / 4)
 
 
-def solve_fresh_batches(
-    problem: DeepLinear,
-    algorithm: OnePassSGD,
-    start: object,
-    clock: Clock,
-    samples_per_dimension: float,
-    *,
-    record: Mapping[str, Any] | None,
-    evaluate: Mapping[str, Any] | None,
-    progress: bool | None,
-) -> xr.Dataset:
+def solve_fresh_batches(call: SolverCall, samples_per_dimension: float) -> xr.Dataset:
     """The limit of `solve_large_batch`: each step sees samples_per_dimension d fresh samples."""
-    call = validate_call(
-        "solve_large_batch",
-        problem,
-        algorithm,
-        start,
-        alpha=[0.0],
-        record=record,
-        evaluate=evaluate,
-        progress=progress,
-    )
+    problem = call.dynamics.problem
     require_many_coordinates(problem)
-    call = replace(call, clock=clock)
     steps = call.save_steps
     alpha_step = samples_per_dimension if math.isfinite(samples_per_dimension) else 1.0
     simulator = DeepRuns(

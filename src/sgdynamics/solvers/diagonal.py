@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import xarray as xr
 
-from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.fixed_data.diagonal_runs import DiagonalRuns
-from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.results.build import build_result, divergence_warning
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.results.variables import STANDARD_ERROR, VARIABLES
 from sgdynamics.simulation.running import run_until
-from sgdynamics.solvers.call import SolverCall, validate_call
+from sgdynamics.solvers.call import SolverCall
+from sgdynamics.solvers.dmft_arguments import DMFTArguments
 
 SMALLEST_SET = 64  # paths of a replicate
 REDUCTION = 4  # paths of a replicate over those of the solution that measures their bias
@@ -25,41 +20,17 @@ REDUCTION = 4  # paths of a replicate over those of the solution that measures t
 States = dict[str, np.ndarray]
 
 
-def solve_paths(
-    problem: DiagonalNetwork,
-    algorithm: FixedData,
-    start: object,
-    *,
-    times: ArrayArgument | None,
-    alpha: ArrayArgument | None,
-    steps: ArrayArgument | None,
-    paths: int,
-    seed: int,
-    replicates: int,
-    progress: bool | None,
-    record: Mapping[str, Any] | None,
-    evaluate: Mapping[str, Any] | None,
-) -> xr.Dataset:
+def solve_paths(arguments: DMFTArguments) -> xr.Dataset:
     """The limit of `solve_dmft`: means over replicates, with standard errors.
 
     The error of a mean combines the scatter of the replicates and the bias of a finite number of
     paths. That is of order 1/paths, so that a third of the change from a quarter of the paths is
     the bias.
     """
-    call = validate_call(
-        "solve_dmft",
-        problem,
-        algorithm,
-        start,
-        times=times,
-        alpha=alpha,
-        steps=steps,
-        seed=seed,
-        progress=progress,
-        whole_steps=True,
-        record=record,
-        evaluate=evaluate,
-    )
+    reason = "diagonal networks are solved by paths of their weights"
+    arguments.require_defaults(reason, "two_time", "method", "cells")
+    call = arguments.validate()
+    paths, replicates = arguments.paths, arguments.replicates
     replicates = checks.integer("replicates", replicates, 2)
     size = checks.integer("paths", paths, 1) // replicates
     if size < REDUCTION * SMALLEST_SET:

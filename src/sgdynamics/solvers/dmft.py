@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
-from sgdynamics.algorithms.amp import AMP
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import ArrayArgument
+from sgdynamics.base.arrays import (
+    ArrayArgument,
+    Device,
+)
+from sgdynamics.base.devices import choose_devices
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import Cost, Meter, meter, warn
 from sgdynamics.base.support import require
@@ -37,15 +40,16 @@ from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.solvers.call import SolverCall, validate_call
+from sgdynamics.problems.wide_network import WideNetwork
+from sgdynamics.solvers.call import SolverCall
 from sgdynamics.solvers.deep_linear import solve_limit
 from sgdynamics.solvers.diagonal import solve_paths
-from sgdynamics.solvers.dmft_cells import States, cell_levels
+from sgdynamics.solvers.dmft_arguments import DEFAULT_OPTIONS, PATHS, REPLICATES, DMFTArguments
+from sgdynamics.solvers.dmft_cells import States, cell_levels, limit_of_epochs
 from sgdynamics.solvers.dmft_result import Solutions, dmft_result
 from sgdynamics.solvers.state_evolution import state_evolution
+from sgdynamics.solvers.wide_network import solve_wide_network
 
-DEFAULT_OPTIONS = DMFT()
-PATHS, REPLICATES = 20000, 4
 # Where callers find arguments that are options
 HINTS = {
     field.name: f"Write method=sgd.DMFT({field.name}=...)." for field in dataclasses.fields(DMFT)
@@ -58,7 +62,7 @@ FEW_COORDINATES = 100  # blocks with fewer coordinates are far from the limit
 @checks.argument_hints(HINTS)
 @float64
 def solve_dmft(
-    problem: Problem | DeepLinear | DiagonalNetwork,
+    problem: Problem | DeepLinear | DiagonalNetwork | WideNetwork,
     algorithm: FixedData | OnePassSGD,
     start: Start | None = None,
     *,
@@ -74,6 +78,7 @@ def solve_dmft(
     progress: bool | None = None,
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
+    devices: int | None = None,
 ) -> xr.Dataset:
     """Overlaps, training and population risk of a fixed-data algorithm at d -> infinity.
 
@@ -82,16 +87,15 @@ def solve_dmft(
 
     Parameters
     ----------
-    problem : Problem, DeepLinear or DiagonalNetwork
-        The learning problem, with Gaussian inputs.
+    problem : Problem, DeepLinear, DiagonalNetwork or WideNetwork
+        The learning problem, with Gaussian inputs, or with the given inputs of a wide network.
     algorithm : GradientDescent, MultiPassSGD, PersistentSGD, Langevin, EpochSGD or AMP
         The training algorithm on a fixed data set. With ``AMP`` the limit is its state evolution,
         without paths and without ``train_risk``. For a ``DeepLinear`` also ``OnePassSGD``.
     start : Start, optional
-        Initial condition of one or several runs; none for a ``DeepLinear`` or
-        a ``DiagonalNetwork``. A run that starts at
-        M = 0 stays there up to the sampling error of the paths; if M = 0 is unstable, this error
-        makes the run leave it.
+        Initial condition of one or several runs; none for the other problems than a ``Problem``. A
+        run that starts at M = 0 stays there up to the sampling error of the paths; if M = 0 is
+        unstable, this error makes the run leave it.
     times : array_like, optional
         Save points in t = lr steps, rounded to whole steps. With ``EpochSGD`` in t = lr steps/d,
         rounded to 4/m of an epoch of m cells.
@@ -100,7 +104,8 @@ def solve_dmft(
     steps : array_like, optional
         Save points in steps. Not available with ``EpochSGD``, whose epochs have infinitely many.
     paths : int, default 20000
-        Total number of Monte Carlo paths of the effective process.
+        Total number of Monte Carlo paths of the effective process; for a ``WideNetwork`` of
+        sampled neurons per layer.
     seed : int, default 0
         Seed of the random number generator.
     replicates : int, default 4
@@ -124,6 +129,9 @@ def solve_dmft(
     evaluate : dict, optional
         Other problems by name, as in ``solve_ode``. Their risks are the variable
         ``evaluated_risk``.
+    devices : int, optional
+        Number of local devices among which the replicates are divided; defaults to all of them. The
+        numbers do not depend on it, to rounding.
 
     Returns
     -------
@@ -185,6 +193,15 @@ def solve_dmft(
     are ``overlap``, ``squared_norm``, ``excess_risk``, ``risk``, ``train_risk`` and
     ``layer_change``, without standard errors. One pass is solved by cells as above.
 
+    **Wide networks.** For a ``WideNetwork`` the paths are quasi-random neurons of each layer, and
+    the basis is that of the features and gradients of all steps so far. ``tolerance`` defaults to
+    3e-3 there. More than a tenth as many directions as neurons raise ValueError, because a finite
+    network is then as good. The variables are ``outputs`` (f at the training inputs),
+    ``train_risk``, ``feature_kernel`` (mean s(h_l) s(h_l') over the neurons of a layer),
+    ``gradient_kernel`` (mean g_l g_l' with g_l = gamma0 N df/dh_l), ``tangent_kernel``, and with
+    test inputs ``test_outputs``, ``test_kernel`` (feature kernel between test and training inputs)
+    and ``test_risk``, each with its ``_standard_error``. ``two_time`` and ``cells`` do not apply.
+
     Examples
     --------
     >>> problem = sgd.TeacherStudent(width=1, activation="linear")
@@ -195,76 +212,53 @@ def solve_dmft(
     ((1, 2), True)
     """
     require("solve_dmft", problem, algorithm)
-    if isinstance(problem, DeepLinear):
-        _require_defaults(paths, replicates, two_time, method)
-        return solve_limit(
-            problem,
-            algorithm,
-            start,
-            times=times,
-            alpha=alpha,
-            steps=steps,
-            cells=cells,
-            progress=progress,
-            record=record,
-            evaluate=evaluate,
-        )
-    algorithm = validate_fixed_data(algorithm)
-    if isinstance(problem, DiagonalNetwork):
-        _require_paths_only(two_time, method, cells)
-        return solve_paths(
-            problem,
-            algorithm,
-            start,
-            times=times,
-            alpha=alpha,
-            steps=steps,
-            paths=paths,
-            seed=seed,
-            replicates=replicates,
-            progress=progress,
-            record=record,
-            evaluate=evaluate,
-        )
-    if start is None:
-        raise checks.reject("start", start, "pass sgd.start(...) or sgd.random_start(...).")
-    if isinstance(algorithm, AMP):
-        call = validate_call(
-            "solve_dmft",
-            problem,
-            algorithm,
-            start,
-            times=times,
-            alpha=alpha,
-            steps=steps,
-            seed=seed,
-            progress=progress,
-            whole_steps=True,
-            record=record,
-            evaluate=evaluate,
-        )
-        return state_evolution(call)
-    if not isinstance(method, DMFT):
-        raise checks.reject("method", method, "expected sgd.DMFT(...).")
-    # Cells are known before the clock: save points are rounded to them.
-    cell_counts = cell_levels(problem, algorithm, start, cells, steps)
-    call = validate_call(
-        "solve_dmft",
+    arguments = DMFTArguments(
         problem,
         algorithm,
         start,
-        times=times,
-        alpha=alpha,
-        steps=steps,
-        seed=seed,
-        progress=progress,
-        cells=cell_counts[0] if cell_counts else None,
-        whole_steps=True,
-        record=record,
-        evaluate=evaluate,
+        times,
+        alpha,
+        steps,
+        paths,
+        seed,
+        replicates,
+        two_time,
+        cells,
+        method,
+        progress,
+        record,
+        evaluate,
+        choose_devices(devices),
     )
-    _warn_about_limits(problem, call, alpha if times is None else times, cell_counts)
-    replicates = checks.integer("replicates", replicates, 2)
+    kinds = (*problem.kinds, *algorithm.kinds)
+    solve = next((LIMITS[kind] for kind in kinds if kind in LIMITS), _solve_effective_process)
+    return solve(arguments)
+
+
+# Limits that are not averages over an effective process of the fields, by the kind of the problem
+# or the algorithm.
+LIMITS: dict[str, Callable[[DMFTArguments], xr.Dataset]] = {
+    "deep linear": solve_limit,
+    "wide network": solve_wide_network,
+    "diagonal": solve_paths,
+    "message passing": state_evolution,
+}
+
+
+def _solve_effective_process(arguments: DMFTArguments) -> xr.Dataset:
+    """The limit by Monte Carlo paths of the effective process."""
+    problem, method = arguments.problem, arguments.method
+    algorithm, two_time = validate_fixed_data(arguments.algorithm), arguments.two_time
+    assert isinstance(problem, Problem)
+    start = arguments.required_start
+    # Cells are known before the clock: save points are rounded to them.
+    limit = limit_of_epochs(problem, algorithm)
+    cell_counts = cell_levels(problem, limit, start, arguments.cells, arguments.steps)
+    call = arguments.validate(cells=cell_counts[0] if cell_counts else None)
+    _warn_about_limits(
+        problem, call, arguments.alpha if arguments.times is None else arguments.times, cell_counts
+    )
+    replicates = checks.integer("replicates", arguments.replicates, 2)
     checks.choice("two_time", two_time, (False, True))
     if method.memory_directions is not None and two_time:
         raise checks.reject(
@@ -276,15 +270,23 @@ def solve_dmft(
     refinements = [count // cell_counts[0] for count in cell_counts] or [1]
     # An algorithm with epochs becomes one with steps of 1/m epoch, for each level of cells.
     algorithms = [call.dynamics.algorithm]
-    if isinstance(algorithm, EpochSGD):
+    if isinstance(limit, EpochSGD):
         last_step = float(call.save_steps[-1])
         algorithms = [
-            algorithm.in_steps(1 / count).with_tabulated_rate(ratio * last_step)
+            limit.in_steps(1 / count).with_cell_velocity().with_tabulated_rate(ratio * last_step)
             for count, ratio in zip(cell_counts, refinements, strict=True)
         ]
-    sampling = Sampling(_paths_per_replicate(paths, replicates), replicates, call.seed)
-    request = _Request(problem, call, sampling, two_time, method, algorithms, refinements)
-    if _uses_response_form(request, algorithm, paths):
+    sampling = Sampling(_paths_per_replicate(arguments.paths, replicates), replicates, call.seed)
+    request = _Request(
+        problem, call, sampling, two_time, method, algorithms, refinements, arguments.devices
+    )
+    if two_time and problem.structure.loss.reads_overlaps:
+        fix = "the response is not computed for a loss that reads overlaps. Omit two_time"
+        raise checks.reject("two_time", two_time, fix)
+    if two_time and algorithm.law is not None and algorithm.law.iterate != "weights":
+        fix = "the response of an average to its own perturbation is not computed. Omit two_time"
+        raise checks.reject("two_time", two_time, fix)
+    if _uses_response_form(request, algorithm, arguments.paths):
         try:
             return _solve_form(request, ResponseSweep)
         except DependentFields as error:
@@ -292,33 +294,6 @@ def solve_dmft(
                 raise
             warn(f"{error} The projections are used here.")
     return _solve_form(request, Sweep)
-
-
-def _require_defaults(paths: int, replicates: int, two_time: bool, method: DMFT) -> None:
-    """Raise ValueError for options of the paths, which a deep linear network does not have."""
-    defaults = {
-        "paths": (paths, PATHS),
-        "replicates": (replicates, REPLICATES),
-        "two_time": (two_time, False),
-        "method": (method, DEFAULT_OPTIONS),
-    }
-    for name, (value, default) in defaults.items():
-        if value != default:
-            fix = f"the limit of a deep linear network is deterministic. Omit {name}."
-            raise checks.reject(name, value, fix)
-
-
-def _require_paths_only(two_time: bool, method: DMFT, cells: int | None) -> None:
-    """Raise ValueError for options that a diagonal network does not have."""
-    defaults = {
-        "two_time": (two_time, False),
-        "method": (method, DEFAULT_OPTIONS),
-        "cells": (cells, None),
-    }
-    for name, (value, default) in defaults.items():
-        if value != default:
-            fix = f"diagonal networks are solved by paths of their weights. Omit {name}."
-            raise checks.reject(name, value, fix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,6 +307,7 @@ class _Request:
     method: DMFT
     algorithms: Sequence[FixedData]  # one per level of cells
     refinements: list[int]  # steps of each level per step of the first
+    devices: Sequence[Device]
 
     @property
     def steps(self) -> int:
@@ -417,6 +393,7 @@ def _make_sweeps(request: _Request, form: type[Sweep], reduction: int) -> list[S
     ]
     for sweep in sweeps:
         sweep.train_losses = request.call.observables.losses()
+        sweep.devices = request.devices
     return sweeps
 
 

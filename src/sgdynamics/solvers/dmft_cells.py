@@ -46,6 +46,17 @@ def cell_stability(problem: Problem, algorithm: EpochSGD, start: Start) -> CellS
     return CellStability(rate, algorithm.samples_per_dimension, values, fractions, decay, is_linear)
 
 
+def limit_of_epochs(problem: Problem, algorithm: FixedData) -> FixedData:
+    """The algorithm whose cells have the limit d -> infinity of an algorithm with epochs."""
+    if not isinstance(algorithm, EpochSGD) or algorithm.update is None:
+        return algorithm
+    limit = algorithm.in_limit()
+    if limit.update is None and problem.scheduled:
+        fix = "epochs with momentum need constant parameters of the problem at d -> infinity"
+        raise checks.reject("problem", problem, fix)
+    return limit
+
+
 def number_of_cells(
     problem: Problem, algorithm: EpochSGD, start: Start, cells: int | None = None
 ) -> int:

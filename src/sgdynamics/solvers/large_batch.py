@@ -119,11 +119,6 @@ def solve_large_batch(
     if algorithm.stepping is not None:
         alphas = np.linspace(0.0, points[-1] * alpha_step, SCHEDULE_CHECK_POINTS)
         algorithm.stepping.check_memory(1.0, alphas)  # a step is lr itself, so that D = 1
-    finite = bool(np.isfinite(ratio))
-    if isinstance(problem, DeepLinear):
-        clock = _make_clock(algorithm, points, alpha_step, is_finite=finite)
-        options = {"record": record, "evaluate": evaluate, "progress": progress}
-        return solve_fresh_batches(problem, algorithm, start, clock, ratio, **options)
     call = validate_call(
         "solve_large_batch",
         problem,
@@ -134,8 +129,11 @@ def solve_large_batch(
         evaluate=evaluate,
         progress=progress,
     )
+    finite = bool(np.isfinite(ratio))
     clock = _make_clock(algorithm, points, alpha_step, is_finite=finite)
     call = replace(call, clock=clock)
+    if isinstance(problem, DeepLinear):
+        return solve_fresh_batches(call, ratio)
     states = _iterate(call, points, ratio)
     return _build(call, states).assign_attrs(samples_per_dimension=ratio)
 

@@ -24,8 +24,10 @@ from sgdynamics.results.build import Container, build_result
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.solvers.batch import risk_of_request, solve
 from sgdynamics.solvers.call import SolverCall, validate_call
+from sgdynamics.solvers.workers import accepts_workers
 
 
+@accepts_workers
 @float64
 def solve_ode(
     problem: Problem | SpikedTensor | DiagonalNetwork | Dynamics,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sgdynamics.base.registry import RUN_KEYS, Method, Question
 from sgdynamics.base.support import (
+    COORDINATES_ON_DATA,
     FRESH_SAMPLES,
     INTEGER_BATCH,
     NO_OVERLAPS_ON_DATA,
@@ -48,6 +49,9 @@ ENTRIES = [
         "solve_ode",
         "sgdynamics.solvers.ode:solve_ode",
         unsupported={
+            "static head": None,
+            "students": None,
+            "workers": None,
             "fixed data": (
                 "the ODE describes fresh samples. Use sgd.solve_dmft for a fixed data set."
             ),
@@ -93,6 +97,8 @@ ENTRIES = [
         "solve_sde",
         "sgdynamics.solvers.sde:solve_sde",
         unsupported={
+            "students": None,
+            "workers": None,
             **OTHER_UPDATES,
             "fixed data": FRESH_SAMPLES,
             "snr = inf": discontinuous_drift(
@@ -125,7 +131,14 @@ ENTRIES = [
     Question(
         "solve_dmft",
         "sgdynamics.solvers.dmft:solve_dmft",
-        unsupported={**ON_DATA, "deep linear": None, "diagonal": None},
+        unsupported={
+            **ON_DATA,
+            "deep linear": None,
+            "wide network": None,
+            "diagonal": None,
+            "update on data": None,
+            "coordinatewise update on data": COORDINATES_ON_DATA,
+        },
         example={"alpha": [6.0]},
         can_be_swept=True,
         methods=(Method("dmft", "DMFT", run_keys=("seed",), counts_steps=True),),
@@ -158,7 +171,13 @@ ENTRIES = [
     Question(
         "simulate",
         "sgdynamics.solvers.simulate:simulate",
-        unsupported={"other batch": INTEGER_BATCH, "deep linear": None, "diagonal": None},
+        unsupported={
+            "other batch": INTEGER_BATCH,
+            "deep linear": None,
+            "diagonal": None,
+            "students": None,
+            "workers": None,
+        },
         example={"steps": [1], "dimension": 50},
         label_noise="any",
         can_be_swept=True,
@@ -177,7 +196,11 @@ ENTRIES = [
     Question(
         "functional",
         "sgdynamics.solvers.functional",
-        unsupported={"spiked tensor": NO_SPIKED_TENSOR, "own dynamics": NO_OWN_DYNAMICS},
+        unsupported={
+            "spiked tensor": NO_SPIKED_TENSOR,
+            "own dynamics": NO_OWN_DYNAMICS,
+            "students": None,
+        },
         takes_algorithm=False,
         label_noise="any",
     ),
@@ -195,7 +218,12 @@ ENTRIES = [
     Question(
         "sweep",
         "sgdynamics.sweeps.sweeping:sweep",
-        unsupported={"deep linear": None, "diagonal": None},
+        unsupported={
+            "deep linear": None,
+            "wide network": None,
+            "diagonal": None,
+            "static head": None,
+        },
         example={"solver": "simulate", "steps": [1], "dimension": 50, "over": {"lr": [0.1]}},
         label_noise="any",
     ),

@@ -11,6 +11,7 @@ import xarray as xr
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
+from sgdynamics.base.devices import choose_devices
 from sgdynamics.base.precision import float64
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.problems.overlap_starts import Start
@@ -23,10 +24,13 @@ from sgdynamics.results.clock import (
     time_at_alpha,
     time_of_scheme_steps,
 )
+from sgdynamics.simulation.devices import over_devices
 from sgdynamics.simulation.running import run
 from sgdynamics.solvers.call import validate_call
+from sgdynamics.solvers.workers import accepts_workers
 
 
+@accepts_workers
 @float64
 def solve_sde(
     problem: Problem | SpikedTensor | Dynamics,
@@ -44,6 +48,7 @@ def solve_sde(
     progress: bool | None = None,
     record: Mapping[str, Any] | None = None,
     evaluate: Mapping[str, Any] | None = None,
+    devices: int | None = None,
 ) -> xr.Dataset:
     """Draw paths of the SDE at dimension d.
 
@@ -84,6 +89,9 @@ def solve_sde(
     evaluate : dict, optional
         Other problems by name, as in ``solve_ode``. Their risks are the variable
         ``evaluated_risk``.
+    devices : int, optional
+        Number of local devices among which the paths are divided; defaults to all of them. The
+        numbers do not depend on it, to rounding.
 
     Returns
     -------
@@ -111,6 +119,7 @@ def solve_sde(
     >>> paths["M"].shape
     (4, 1, 2, 1)
     """
+    used_devices = choose_devices(devices)
     call = validate_call(
         "solve_sde",
         problem,
@@ -146,8 +155,9 @@ def solve_sde(
     saved = edges[-len(points) :][np.searchsorted(points, save_points)]
     simulator = dynamics.sde_paths(*arguments, higher_order)
     simulator.set_steps(edges, lengths)
+    paths = over_devices(simulator, used_devices)
     label = f"SDE, {dynamics.dimension_symbol} = {d}"
-    states, last = run(simulator, call.initial_state.runs, saved, call.seed, label, call.progress)
+    states, last = run(paths, call.initial_state.runs, saved, call.seed, label, call.progress)
     ends = time_of_scheme_steps(edges, lengths, np.maximum(last, 0))
     if algorithm.scheduled:
         # from alpha to t, whose conversion needs increasing values

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -14,8 +13,8 @@ from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
+from sgdynamics.base.devices import choose_devices
 from sgdynamics.base.padding import power_of_two
-from sgdynamics.base.progress import warn
 from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.dynamics.fixed_data import FixedDataDynamics
 from sgdynamics.dynamics.protocol import Dynamics
@@ -27,14 +26,15 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.results.build import build_result
 from sgdynamics.results.clock import time_of_steps
-from sgdynamics.results.datasets import encode, largest_share
 from sgdynamics.results.reduced import SAVED_BYTES, RunMoments
-from sgdynamics.simulation.checkpoints import Checkpoint
-from sgdynamics.simulation.devices import choose_devices, over_devices
+from sgdynamics.simulation.devices import over_devices
 from sgdynamics.simulation.running import CHECK_STEPS, run_until
 from sgdynamics.solvers.call import SolverCall, validate_call
+from sgdynamics.solvers.simulation_checkpoints import checkpoint_of
+from sgdynamics.solvers.workers import accepts_workers
 
 
+@accepts_workers
 def simulate(
     problem: Problem | SpikedTensor | DeepLinear | DiagonalNetwork | Dynamics,
     algorithm: OnePassSGD | FixedData,
@@ -205,11 +205,12 @@ def simulate(
     options = {"dtype": dtype, "seed": call.seed, "shared_data": shared_data}
     recorded = sorted(call.observables.losses())
     identity = {**options, "method": method, "stop_at": stop_at, "recorded": recorded}
-    stored = _checkpoint(call, method, identity, checkpoint, seconds)
+    stored = checkpoint_of(call, method, identity, checkpoint, seconds)
     simulator = dynamics.simulator(method, call.initial_state, d, block_sizes, **options)
     simulator = over_devices(simulator, used_devices)
     simulator.on_train = call.observables.losses()
-    if isinstance(dynamics, FixedDataDynamics):
+    if isinstance(dynamics, FixedDataDynamics) and dynamics.algorithm.law is None:
+        # The stability limit of a sample is that of plain steps.
         samples = dynamics.algorithm.samples(d)
         warn_unstable(dynamics.definition, dynamics.algorithm, call.initial_state, samples)
     label = f"{method} simulation, {dynamics.dimension_symbol} = {d}"
@@ -249,7 +250,7 @@ def simulate(
             consume=lambda states, last, _: moments.add(build(states, last)),
             largest=_runs_in_memory(call),
         )
-        return _report_mean(moments)
+        return moments.report()
     states, last, stopped = run_until(*arguments, call.progress, stop_at, stored)
     result = build(states, last, "runs")
     if stop_at is None:
@@ -267,21 +268,6 @@ def _runs_in_memory(call: SolverCall) -> int:
     return max(1, power_of_two(int(SAVED_BYTES / bytes_per_run) + 1) // 2)
 
 
-def _report_mean(moments: RunMoments) -> xr.Dataset:
-    """The mean over runs, with a warning about those that diverged and the sampling error."""
-    result = moments.result()
-    if moments.diverged:
-        warn(
-            f"{moments.diverged} of {moments.runs} runs diverged, the first after t = "
-            f"{moments.first_divergence:.4g}, and are left out of the mean. A smaller lr may help."
-        )
-        return result
-    if moments.runs > 1:
-        error, mean = (np.asarray(result[name])[0] for name in ("risk_standard_error", "risk"))
-        result.attrs["error_sampling"] = largest_share(error, mean)
-    return result
-
-
 def _check_dtype(dynamics: SolverDynamics[Any], method: str, dtype: str) -> None:
     """Raise ValueError for a precision that the method does not have."""
     checks.choice("dtype", dtype, ("float64", "float32", "float16"))
@@ -297,53 +283,3 @@ def _check_dtype(dynamics: SolverDynamics[Any], method: str, dtype: str) -> None
             "Use float64, or method='direct'"
         )
         raise checks.reject("dtype", dtype, fix)
-
-
-def _checkpoint(
-    call: SolverCall,
-    method: str,
-    identity: dict[str, Any],
-    checkpoint: str | os.PathLike[str] | None,
-    seconds: float | None,
-) -> Checkpoint | None:
-    """Validate the arguments `checkpoint` and `seconds`."""
-    if seconds is not None:
-        seconds = checks.number("seconds", seconds, above=0.0)
-    if checkpoint is None:
-        if seconds is not None:
-            fix = (
-                "a time limit without a checkpoint would lose the runs. Set checkpoint to a folder"
-            )
-            raise checks.reject("seconds", seconds, fix)
-        return None
-    if not isinstance(call.initial_state, Start):
-        fix = (
-            "checkpoints store runs of networks only, not of spiked tensors or user-defined "
-            "dynamics. Omit checkpoint"
-        )
-        raise checks.reject("checkpoint", checkpoint, fix)
-    if call.dynamics.has_data and method == "exact":
-        fix = (
-            "the exact law of a fixed data set cannot be continued from a file. "
-            'Use method="direct", or omit checkpoint'
-        )
-        raise checks.reject("checkpoint", checkpoint, fix)
-    folder = checks.path("checkpoint", checkpoint)
-    return Checkpoint(folder, _identify(call, identity), seconds)
-
-
-def _identify(call: SolverCall, options: dict[str, Any]) -> dict[str, Any]:
-    """Describe all of a simulation that determines its runs: everything but its save points."""
-    dynamics, start = call.dynamics, call.initial_state
-    arrays = [
-        np.ascontiguousarray(array, dtype=np.float64).tobytes()
-        for array in (start.M_blocks, start.Q_blocks, start.a)
-    ]
-    return {
-        "problem": encode(dynamics.problem.describe()),
-        "algorithm": encode(dynamics.algorithm.describe()),
-        "start": hashlib.sha256(b"".join(arrays)).hexdigest(),
-        "runs": int(start.runs),
-        "dimension": call.dimension,
-        **options,
-    }

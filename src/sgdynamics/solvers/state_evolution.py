@@ -19,7 +19,7 @@ from jaxtyping import Float
 from sgdynamics.base import checks
 from sgdynamics.dynamics.fixed_data import AMPDynamics
 from sgdynamics.results.build import build_result
-from sgdynamics.solvers.call import SolverCall
+from sgdynamics.solvers.dmft_arguments import DMFTArguments
 from sgdynamics.statics.channel import channel_of
 from sgdynamics.statics.erm_equations import ErmEquations, ErmState, LinearData
 from sgdynamics.statics.setup import Setup, setup_of
@@ -32,8 +32,10 @@ NISHIMORI = 1e-6
 BlockOverlaps = tuple[Float[np.ndarray, "steps blocks"], Float[np.ndarray, "steps blocks"]]
 
 
-def state_evolution(call: SolverCall) -> xr.Dataset:
-    """Return M, Q and the risk of message passing at the save points of a call."""
+def state_evolution(arguments: DMFTArguments) -> xr.Dataset:
+    """Return M, Q and the risk of message passing at the save points."""
+    arguments.required_start  # noqa: B018
+    call = arguments.validate()
     dynamics, start = call.dynamics, call.initial_state
     assert isinstance(dynamics, AMPDynamics)
     problem, algorithm = dynamics.definition, dynamics.algorithm
@@ -46,7 +48,8 @@ def state_evolution(call: SolverCall) -> xr.Dataset:
             overlaps.append(_posterior_mean(setup, alpha, M, Q, last))
         else:
             first = dynamics.passing.first_variance
-            V = first(problem, *(np.atleast_1d(setup.eigenvalues @ x) for x in (M, Q)), alpha)
+            m, q = (np.atleast_1d(setup.eigenvalues @ overlap) for overlap in (M, Q))
+            V = first(problem, m, q, alpha)
             data = LinearData(setup.likelihood, setup.eigenvalues, setup.fractions, setup.gram)
             loss = dynamics.passing.loss
             assert loss is not None

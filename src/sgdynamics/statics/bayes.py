@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import xarray as xr
 from scipy import special
 
 from sgdynamics.base import checks
+from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.precision import float64
 from sgdynamics.base.support import require
 from sgdynamics.problems.problem import Problem
@@ -51,7 +51,7 @@ class BayesPoints(NamedTuple):
 
 
 @float64
-def bayes_optimal(problem: Problem, samples_per_dimension: float | Sequence[float]) -> xr.Dataset:
+def bayes_optimal(problem: Problem, samples_per_dimension: ArrayArgument) -> xr.Dataset:
     """The Bayes-optimal error on n samples, and the best error known in polynomial time.
 
     The learner knows the law of the labels and the covariances of inputs and signals, and draws

@@ -13,22 +13,25 @@ also for laws with kinks and jumps, whose J diverges as 1/s, and without noise, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 from numpy.polynomial import chebyshev
-from scipy import optimize
 
 from sgdynamics.base.progress import warn
-from sgdynamics.statics.channel import Channel, channel_of
+from sgdynamics.statics.channel import Channel, Information, channel_of
+from sgdynamics.statics.roots import find_minimum, find_root
 from sgdynamics.statics.setup import Setup
 
-# Numbers of Chebyshev nodes that are tried in turn, and the relative error that is enough.
-NODE_COUNTS = (32, 64, 128)
+# Numbers of Chebyshev nodes that are tried in turn, and the relative error that is enough. Each
+# set of nodes contains the one before.
+NODE_COUNTS = (32, 96)
 ENOUGH = 1e-9
 # Points at which the signs of alpha(q) - alpha are compared, clustered at both ends.
 GRID_POINTS = 4001
+# Number of curves that are stored.
+MOST_CURVES = 16
 # Overlaps q/rho below this value count as 0.
 SMALLEST = 1e-5
 
@@ -63,10 +66,17 @@ class BayesCurve:
         self.signal_gram = self.setup.gram[:, 0, 0]
         self.power = 2 if self.channel.end > 0 else int(self.channel.jumps)
         tail = np.inf
+        moments: list[Information] = []
         for count in NODE_COUNTS:
             u = chebyshev.chebpts1(count)
             s = (1 + u) / 2
-            moments = [self.channel.information(self.rho * (1 - x**2)) for x in s]
+            known = moments
+            moments = [
+                known[index // 3]
+                if known and index % 3 == 1
+                else self.channel.information(self.rho * (1 - s[index] ** 2))
+                for index in range(count)
+            ]
             J = np.array([moment.J for moment in moments]) * s**self.power
             psi = np.array([moment.psi for moment in moments]) + self.channel.end * np.log(s)
             self.J_series = chebyshev.chebfit(u, J, count - 1)
@@ -163,7 +173,7 @@ class BayesCurve:
             stable.append(float(np.sqrt(1 - self._smallest(alpha) / self.rho)))
         for index in np.flatnonzero(above[1:] & ~above[:-1]):
             stable.append(
-                optimize.brentq(
+                find_root(
                     lambda s: float(self.alpha(np.array([s]))[0]) - alpha,
                     self.grid[index + 1],
                     self.grid[index],
@@ -194,16 +204,25 @@ class BayesCurve:
             if 1 - self.grid[index] ** 2 < 1e-3:
                 continue
             sign = np.sign(turns[index - 1])
-            result = optimize.minimize_scalar(
+            minimum = find_minimum(
                 lambda s, sign=sign: sign * float(self.alpha(np.array([s]))[0]),
-                bounds=(self.grid[index + 1], self.grid[index - 1]),
-                method="bounded",
-                options={"xatol": 1e-12},
+                self.grid[index + 1],
+                self.grid[index - 1],
+                xtol=1e-12,
             )
-            extrema.append(float(sign * getattr(result, "fun")))  # noqa: B009
+            extrema.append(float(sign * minimum.value))
         return extrema
 
 
 def bayes_curve(setup: Setup) -> BayesCurve:
-    """The curve of a problem with one signal."""
-    return BayesCurve(setup, channel_of(setup.likelihood, float(setup.rho[0, 0])))
+    """The curve of a problem with one signal; those of the last problems are stored."""
+    arrays = (setup.eigenvalues, setup.fractions, setup.gram)
+    key = (setup.likelihood.key, *(np.asarray(array, np.float64).tobytes() for array in arrays))
+    if key not in _curves:
+        if len(_curves) >= MOST_CURVES:
+            del _curves[next(iter(_curves))]
+        _curves[key] = BayesCurve(setup, channel_of(setup.likelihood, float(setup.rho[0, 0])))
+    return _curves[key]
+
+
+_curves: dict[tuple[Any, ...], BayesCurve] = {}

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from scipy import special
 
 from sgdynamics.base import checks
+from sgdynamics.base.arrays import Numeric, Parameters
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations.nodes import gauss_legendre
 from sgdynamics.problems.activations import Activation, undeclared_kinks
@@ -29,6 +30,7 @@ from sgdynamics.problems.likelihoods import (
     AdditiveLaw,
     Likelihood,
     OutcomeLaw,
+    SignalFunction,
     evaluate_on_points,
 )
 
@@ -44,6 +46,8 @@ RESIDUAL_PANELS = 14
 # Below this ratio of sqrt V to the smallest scale of z the label is resolved locally.
 LOCAL = 0.3
 TINY = 1e-290
+# Newton steps from a root that is interpolated in a table.
+ROOT_STEPS = 2
 
 
 class Information(NamedTuple):
@@ -216,6 +220,16 @@ class OutcomeChannel(Channel):
         return float(weights @ mean**2)
 
 
+@dataclass(frozen=True)
+class _Slope:
+    """The derivative of a function of (signals, parameters); equal functions are compiled once."""
+
+    function: SignalFunction
+
+    def __call__(self, z: Numeric, parameters: Parameters) -> Numeric:
+        return jax.grad(self.function)(z, parameters)
+
+
 class _Function:
     """The function f of additive noise with one signal: values, slopes, kinks."""
 
@@ -232,7 +246,7 @@ class _Function:
             found = undeclared_kinks(activation)  # style: ok, kinks that a search finds
         self.kinks = np.array(sorted({*declared, *found}))
         self.reach = FURTHEST * np.sqrt(rho)
-        self._slope = jax.grad(lambda z, parameters: law.function(z, parameters))
+        self._slope = _Slope(law.function)
 
     def __call__(self, z: np.ndarray) -> np.ndarray:
         z = np.asarray(z)
@@ -425,7 +439,7 @@ class NoiselessChannel(AdditiveChannel):
         root = np.interp(y, ordered[1], ordered[0])
         outside = (y < ordered[1][0]) | (y > ordered[1][-1])
         low, high = min(z[0], z[-1]), max(z[0], z[-1])
-        for _ in range(4):
+        for _ in range(ROOT_STEPS):
             slope = self.f.slope(root)
             step = np.where(slope != 0, (self.f(root) - y) / np.where(slope == 0, 1, slope), 0.0)
             root = np.clip(root - step, low, high)

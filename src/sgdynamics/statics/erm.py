@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import xarray as xr
-from scipy import optimize
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function
+from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.controls import is_scheduled
 from sgdynamics.base.progress import warn
 from sgdynamics.base.support import require
@@ -24,6 +22,7 @@ from sgdynamics.statics.erm_equations import ErmEquations, ErmState, LinearData,
 from sgdynamics.statics.margin import aligned_labels, largest_margin, separability_threshold
 from sgdynamics.statics.prox import ConvexLoss, SquaredLoss, convex_loss
 from sgdynamics.statics.ridge import Ridge, linear_part
+from sgdynamics.statics.roots import find_minimum
 from sgdynamics.statics.setup import setup_of
 from sgdynamics.version import __version__
 
@@ -52,7 +51,7 @@ class _Solution(NamedTuple):
 
 def erm(
     problem: Problem,
-    samples_per_dimension: float | Sequence[float],
+    samples_per_dimension: ArrayArgument,
     weight_decay: float | str | None = None,
     loss: str | tuple[str, float] | Function | None = None,
 ) -> xr.Dataset:
@@ -155,7 +154,7 @@ def erm(
     return _dataset(problem, data, predictor, alphas, solutions, attributes)
 
 
-def max_margin(problem: Problem, samples_per_dimension: float | Sequence[float]) -> xr.Dataset:
+def max_margin(problem: Problem, samples_per_dimension: ArrayArgument) -> xr.Dataset:
     """The linear classifier of norm 1 with the largest margin on n separable samples.
 
     Gradient descent on the logistic loss without weight decay tends to it, as 1/log t.
@@ -271,7 +270,7 @@ def _cluster_data(problem: Problem) -> LinearData:
     if len(problem.covariance_blocks) > 1 or problem.spectrum is not None:
         fix = "clusters are supported with one eigenvalue of the covariance"
         raise checks.reject("covariance", problem.covariance, fix)
-    eigenvalue = float(problem.covariance_blocks[0][0])
+    eigenvalue = min(float(block[0]) for block in problem.covariance_blocks)
     if not 0 < eigenvalue < np.inf:
         fix = "the inputs need a variance about the means. Use a finite snr"
         raise checks.reject("problem", problem.kind, fix)
@@ -435,10 +434,7 @@ class _Predictor:
             )
             return float(np.exp(log_lams[index]))
         high, low = log_lams[index - 1], log_lams[min(index + 1, len(log_lams) - 1)]
-        best = optimize.minimize_scalar(
-            objective, bounds=(low, high), method="bounded", options={"xatol": 1e-4}
-        )
-        return float(np.exp(best.x))
+        return float(np.exp(find_minimum(objective, low, high, xtol=1e-4).x))
 
 
 def error_of_signs(data: LinearData, m: np.ndarray, q: float, order: int = 0) -> float:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from sgdynamics.base.arrays import Numeric
 from sgdynamics.base.precision import float64
 from sgdynamics.problems.likelihoods import AdditiveLaw, Likelihood, OutcomeLaw
 from sgdynamics.statics.prox import ConvexLoss
@@ -52,9 +53,9 @@ class FieldNodes(NamedTuple):
     signals: Float[np.ndarray, "n K"]
     om_mean: Float[np.ndarray, " n"]
 
-    def mean(self, values: np.ndarray) -> np.ndarray:
+    def mean(self, values: Numeric) -> np.ndarray:
         """Return the expectation of values at the nodes (first axis)."""
-        return np.tensordot(self.weights, values, axes=1)
+        return np.tensordot(self.weights, np.asarray(values), axes=1)
 
 
 class Overlaps(NamedTuple):

@@ -24,6 +24,7 @@ from scipy import optimize, special
 
 from sgdynamics.statics.erm_equations import LinearData
 from sgdynamics.statics.field_nodes import LabelledFields, panel_nodes
+from sgdynamics.statics.roots import find_minimum, find_root
 
 LARGEST_SLOPE = 1e6  # |t| beyond this value counts as infinite
 
@@ -129,18 +130,16 @@ def largest_margin(labels: AlignedLabels, alpha: float, scale: float) -> MarginS
             low *= 2.0
         while excess(high) < 0:
             high *= 2.0
-        return float(optimize.brentq(excess, low, high, xtol=1e-14, rtol=1e-14))
+        return find_root(excess, low, high, xtol=1e-14)
 
     angles = np.linspace(0.02, np.pi - 0.02, 33)
     index = int(np.argmax([margin(angle) for angle in angles]))
     low = angles[index - 1] if index else 1e-4
     high = angles[min(index + 1, len(angles) - 1)]
-    maximum = optimize.minimize_scalar(
-        lambda angle: -margin(angle), bounds=(low, high), method="bounded", options={"xatol": 1e-10}
-    )
+    maximum = find_minimum(lambda angle: -margin(angle), low, high)
     cosine, sine = float(np.cos(maximum.x)), float(np.sin(maximum.x))
     error = float(labels.weights @ special.ndtr(-cosine * u / sine))
-    return MarginSolution(scale * float(-maximum.fun), cosine, error)
+    return MarginSolution(scale * -maximum.value, cosine, error)
 
 
 def _density(a: np.ndarray) -> np.ndarray:

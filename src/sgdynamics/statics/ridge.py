@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
-from scipy import optimize
 
 from sgdynamics.problems.likelihoods import OutcomeLaw
 from sgdynamics.statics.erm_equations import ErmState, LinearData, Rows
 from sgdynamics.statics.field_nodes import LabelledFields
+from sgdynamics.statics.roots import find_root
 
 
 class LinearPart(NamedTuple):
@@ -93,7 +93,7 @@ class Ridge:
         while excess(np.log(smallest)) > 0 and smallest > 1e-280:
             smallest *= 1e-3
         low, high = np.log(smallest), np.log(1.01 * largest)
-        return float(np.exp(optimize.brentq(excess, low, high, xtol=1e-14, rtol=1e-14)))
+        return float(np.exp(find_root(excess, low, high, xtol=1e-14)))
 
     def solve(self, lam: float) -> RidgeSolution:
         """Return the predictor at lam = alpha weight_decay."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import xarray as xr
 from jaxtyping import Float
-from scipy import optimize
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Function
@@ -22,6 +21,7 @@ from sgdynamics.statics.channel import channel_of
 from sgdynamics.statics.erm import erm, error_of_signs, linear_data, max_margin
 from sgdynamics.statics.erm_equations import LinearData
 from sgdynamics.statics.ridge import linear_part
+from sgdynamics.statics.roots import find_root
 from sgdynamics.version import __version__
 
 METHODS = ("bayes", "amp", "erm", "max_margin", "one_pass", "sgd")
@@ -170,7 +170,7 @@ class _Search:
             return 0.0
         if excess(lowest) > 0:
             return np.inf
-        end = -float(optimize.brentq(excess, lowest, -1e-9, xtol=1e-12))
+        end = -find_root(excess, lowest, -1e-9)
         first = channel.information(1e-9 * rho).J
         if first < 1e-7 / rho:
             return np.inf  # zero weights are a fixed point
@@ -200,7 +200,7 @@ class _Search:
             return 0.0
         if error(-25.0) > self.level:
             return np.inf
-        log_share = float(optimize.brentq(lambda x: error(x) - self.level, -25.0, -1e-9))
+        log_share = find_root(lambda x: error(x) - self.level, -25.0, -1e-9)
         return -log_share + noise / total * np.expm1(-log_share)
 
     def _require_one_eigenvalue(self, method: str, signals: int | None) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float
-from scipy import optimize
 
 from sgdynamics.base import checks
 from sgdynamics.base.precision import float64
@@ -15,6 +14,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.statics.bayes import require_states
 from sgdynamics.statics.bayes_states import BayesStates
 from sgdynamics.statics.channel import Channel, channel_of
+from sgdynamics.statics.roots import find_root
 from sgdynamics.statics.setup import Setup, setup_of
 
 # Overlaps, relative to rho, from which derivatives at 0 are computed.
@@ -156,8 +156,7 @@ def _next_threshold(
         if high >= MOST_SAMPLES:
             alpha, D = np.inf, other_space
         else:
-            root = optimize.brentq(lambda value: growth(value)[0] - 1.0, low, high, xtol=1e-7)
-            alpha = float(np.asarray(root))
+            alpha = find_root(lambda value: growth(value)[0] - 1.0, low, high, xtol=1e-7)
             D = growth(alpha)[1]
     if not np.isfinite(alpha):
         D = other_space

@@ -21,6 +21,7 @@ from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
 from sgdynamics.problems.starts import random_start, start
+from sgdynamics.problems.wide_network import WideNetwork
 from sgdynamics.problems.wide_starts import MeanFieldStart
 from sgdynamics.results.records import (
     algorithm_from,
@@ -49,7 +50,14 @@ Path = tuple[str, ...]  # the place of a parameter, such as ("problem", "noise")
 # A problem, an algorithm or an initial condition of a sweep: the object, its record, or None if the
 # solver needs none. The initial condition may also be a function of the problem and the parameters.
 ProblemArgument = (
-    Problem | SpikedTensor | DeepLinear | DiagonalNetwork | Dynamics | Mapping[str, Any] | None
+    Problem
+    | SpikedTensor
+    | DeepLinear
+    | DiagonalNetwork
+    | WideNetwork
+    | Dynamics
+    | Mapping[str, Any]
+    | None
 )
 AlgorithmArgument = OnePassSGD | FixedData | Mapping[str, Any] | None
 StartArgument = Start | SpikedStart | MeanFieldStart | Mapping[str, Any] | Function | None

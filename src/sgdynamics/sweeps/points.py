@@ -30,6 +30,7 @@ SHAPES = frozenset(
     [
         "width",
         "depth",
+        "hidden_layers",
         "teacher_width",
         "signals",
         "directions",

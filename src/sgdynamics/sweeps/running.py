@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import multiprocessing
 import os
 import pickle
 import threading
 import time
 import warnings
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     Future,
@@ -22,7 +23,11 @@ from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING
 
+import jax
+
 from sgdynamics.base import checks
+from sgdynamics.base.arrays import Device
+from sgdynamics.base.devices import limited_devices
 from sgdynamics.sweeps.answers import Stack, error_text, failure
 from sgdynamics.sweeps.compute import compute
 from sgdynamics.sweeps.job import Job
@@ -65,6 +70,7 @@ def compute_tasks(
     swept: list[str],
     workers: int | None,
     scheduler: str | Client | None,
+    devices: Sequence[Device],
 ) -> Generator[Stack]:
     """Compute groups of points, in the order in which they finish."""
     if not tasks:
@@ -73,32 +79,43 @@ def compute_tasks(
         yield from _on_cluster(job, tasks, swept, scheduler)
     elif workers == 1:
         for points, size in tasks:
-            yield from compute(job, points, size, swept)
+            yield from _compute_on(devices, job, points, size, swept)
     elif workers is None:
-        yield from _as_needed(job, tasks, swept)
+        yield from _as_needed(job, tasks, swept, devices)
     else:
         yield from _on_processes(job, tasks, swept, workers)
 
 
-def _as_needed(job: Job, tasks: list[Task], swept: list[str]) -> Generator[Stack]:
+def _compute_on(
+    devices: Sequence[Device], job: Job, points: list[Point], size: int, swept: list[str]
+) -> list[Stack]:
+    """Compute a group of points on these devices; JAX's settings are those of a thread."""
+    with limited_devices(devices):
+        return compute(job, points, size, swept)
+
+
+def _as_needed(
+    job: Job, tasks: list[Task], swept: list[str], devices: Sequence[Device]
+) -> Generator[Stack]:
     """Compute in this process as long as little is left to do, then in processes on all cores."""
-    import jax
-
     # On an accelerator several processes would compete for its memory.
-
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
     is_single = cores == 1 or jax.default_backend() != "cpu"
     # Programs of many points release Python's lock while they run, so threads fill the cores. A
     # solver that takes one point may not be safe in threads.
-    threads = cores if min(size for _, size in tasks) > 1 and not is_single else 1
+    is_batched = min(size for _, size in tasks) > 1
+    threads = cores if is_batched and not is_single else 1
+    threads = max(threads, len(devices)) if is_batched else threads
+    # Each thread has a device of its own, if there are several.
+    shares = [[device] for device in devices] if is_batched else [devices]
     # The first group compiles, so its time says nothing about the others.
-    yield from compute(job, *tasks[0], swept)
+    yield from _compute_on(shares[0], job, *tasks[0], swept)
     waiting, start_time, done = tasks[:0:-1], time.monotonic(), 0
     missing = sum(len(points) for points, _ in waiting)
     stop = threading.Event()
-    for stack in _in_threads(job, waiting, swept, threads, stop):
+    for stack in _in_threads(job, waiting, swept, threads, stop, shares):
         yield stack
         done, missing = done + len(stack), missing - len(stack)
         seconds = time.monotonic() - start_time
@@ -122,23 +139,32 @@ def _as_needed(job: Job, tasks: list[Task], swept: list[str]) -> Generator[Stack
         warnings.warn(f"{error}; continuing in this process", stacklevel=4)
         for points, size in waiting[::-1]:
             if points[0].name not in finished:
-                yield from compute(job, points, size, swept)
+                yield from _compute_on(devices, job, points, size, swept)
 
 
 def _in_threads(
-    job: Job, waiting: list[Task], swept: list[str], threads: int, stop: threading.Event
+    job: Job,
+    waiting: list[Task],
+    swept: list[str],
+    threads: int,
+    stop: threading.Event,
+    shares: list[Sequence[Device]],
 ) -> Generator[Stack]:
-    """Compute groups from the end of `waiting`, until `stop` is set."""
+    """Compute groups from the end of `waiting`, until `stop` is set.
+
+    The groups take the `shares` of the devices in turn.
+    """
     if threads == 1:
         while waiting and not stop.is_set():
-            yield from compute(job, *waiting.pop(), swept)
+            yield from _compute_on(shares[0], job, *waiting.pop(), swept)
         return
     running: set[Future[list[Stack]]] = set()
+    turns = itertools.cycle(shares)
     with ThreadPoolExecutor(threads) as pool:
         while running or (waiting and not stop.is_set()):
             while waiting and not stop.is_set() and len(running) < threads:
                 points, size = waiting.pop()
-                running.add(pool.submit(compute, job, points, size, swept))
+                running.add(pool.submit(_compute_on, next(turns), job, points, size, swept))
             finished, running = wait(running, return_when=FIRST_COMPLETED)
             for future in finished:
                 yield from future.result()

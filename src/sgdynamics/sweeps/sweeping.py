@@ -14,6 +14,7 @@ import xarray as xr
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Function
+from sgdynamics.base.devices import choose_devices
 from sgdynamics.base.progress import meter
 from sgdynamics.results.datasets import encode
 from sgdynamics.sweeps.answers import MISSING, Stack, dataset, select_points
@@ -43,6 +44,7 @@ def sweep(
     workers: int | None = None,
     scheduler: str | Client | None = None,
     shard: tuple[int, int] | None = None,
+    devices: int | None = None,
     progress: bool | None = None,
     **arguments: Any,
 ) -> xr.Dataset:
@@ -81,6 +83,9 @@ def sweep(
     shard : (int, int), optional
         (i, n) computes every n-th group of points, for arrays of jobs that share a store, and
         returns the points that are finished. A last call without it returns all of them.
+    devices : int, optional
+        Number of local devices of this process; defaults to all of them. Points that are solved
+        together are divided among them, and otherwise the runs or replicates of each point are.
     progress : bool, optional
         Whether to show a progress bar. By default it is shown on a terminal.
     **arguments
@@ -127,6 +132,7 @@ def sweep(
     reject_inside_worker_start()
     job = Job(solver, problem, algorithm, start, arguments)
     workers, shard_of = _check_settings(workers, shard, store)
+    used_devices = choose_devices(devices)
     progress = checks.flag("progress", progress, optional=True)
     plan = plan_sweep(job, over)
     names = [point.name for point in plan.points]
@@ -151,7 +157,7 @@ def sweep(
     total = sum(len(points) for points, _ in tasks)
     unwritten: list[Stack] = []
     last_write = 0.0
-    running = compute_tasks(job, tasks, list(plan.titles), workers, scheduler)
+    running = compute_tasks(job, tasks, list(plan.titles), workers, scheduler, used_devices)
     try:
         with meter(f"sweep, {job.name}, {total} points", total, progress) as bar:
             for stack in running:

@@ -106,7 +106,7 @@ def page_address(browser):
 
 def test_a_slider_moves_the_curves_and_the_link_brings_them_back(browser, server):
     visit(browser, f"{server.url}#{address(SIMPLE)}")
-    wait(browser, f"{STATUS}.startsWith('Compiling for width 1 and linear')", 10)
+    wait(browser, f"{STATUS}.startsWith('Compiling for width 1, activation linear')", 10)
     wait_until_settled(browser)
     before, runs = browser.run(RISK), browser.run(RUNS)
     press(browser, "lr", "ArrowRight")

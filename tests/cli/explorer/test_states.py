@@ -6,6 +6,7 @@ import itertools
 import re
 from dataclasses import asdict, replace
 from functools import partial
+from urllib.parse import parse_qsl
 
 import jax
 import numpy as np
@@ -17,11 +18,19 @@ from sgdynamics.cli.explorer import curves, states
 from sgdynamics.cli.explorer.states import State, address, export_text, record, state_from
 
 OTHER = State(width=3, activation="relu", lr=0.25, noise=1e-05, dimension=77, time=2.5, seed=6)
+CHOSEN = replace(
+    OTHER,
+    dimension=200,
+    optimiser="momentum",
+    batch=4,
+    covariance="five eigenvalues",
+    head="trained",
+)
 
 
 def test_an_address_is_read_as_it_was_written():
-    for state in (State(), OTHER):
-        assert state_from(dict(pair.split("=") for pair in address(state).split("&"))) == state
+    for state in (State(), OTHER, CHOSEN):
+        assert state_from(dict(parse_qsl(address(state)))) == state
     assert state_from({}) == State()
     assert state_from({"lr": "2", "dimension": "1e3"}) == State(lr=2.0, dimension=1000)
 
@@ -39,6 +48,9 @@ def test_an_address_is_read_as_it_was_written():
         ({"activation": "rleu"}, "activation = 'rleu': did you mean 'relu'?"),
         ({"activation": '"; import os'}, "choose one of 'erf'"),
         ({"dimension": "5"}, "dimension = 5: rows and teachers span width [+] 2 dimensions. Use 6"),
+        ({"dimension": "50", "covariance": "five eigenvalues"}, "each eigenvalue. Use 120 or more"),
+        ({"optimiser": "adam"}, "did you mean 'Adam'?"),
+        ({"batch": "0"}, "batch = '0': give a number from 1 to 1000"),
         ({"rate": "1"}, "the address has no 'rate': .* it takes width, activation, lr"),
     ],
 )
@@ -53,9 +65,30 @@ def test_every_slider_has_the_first_state_and_stays_within_the_bounds():
         for name, values in sliders.items():
             assert asdict(State())[name] in values
             assert [
-                asdict(state_from({"dimension": "100", name: states.text_of(value)}))[name]
+                asdict(state_from({"dimension": "200", name: states.text_of(value)}))[name]
                 for value in values
             ] == values
+
+
+def test_choices_are_in_both_exports():
+    """The program and the problem file state the same problem and algorithm for each choice."""
+    for name, values in states.CHOICES.items():
+        for value in values:
+            state = replace(State(dimension=200), **{name: value})
+            plan = problem_files.plan(record(state))
+            namespace = {}
+            program = export_text(state, "py").split("start =")[0]
+            exec(compile(program, "explored.py", "exec"), namespace)
+            assert namespace["problem"] == plan.problem, (name, value)
+            assert namespace["algorithm"] == plan.algorithm, (name, value)
+            assert list(plan.calls) == ["ode", state.method]
+
+
+def test_covariances_have_mean_one():
+    """Learning rates of different covariances can be compared."""
+    for name, blocks in states.BLOCKS.items():
+        assert sum(fraction for _, fraction in blocks) == pytest.approx(1.0), name
+        assert sum(value * fraction for value, fraction in blocks) == pytest.approx(1.0), name
 
 
 def test_the_program_asks_for_what_the_file_states(monkeypatch):
@@ -65,7 +98,8 @@ def test_the_program_asks_for_what_the_file_states(monkeypatch):
     class Enough(Exception):
         pass
 
-    def simulate(problem, algorithm, start, **extra):
+    def simulate(problem, algorithm, start, method, **extra):
+        assert method == "exact"
         calls.update(problem=problem, algorithm=algorithm, start=start, more=extra)
         raise Enough
 
@@ -79,6 +113,8 @@ def test_the_program_asks_for_what_the_file_states(monkeypatch):
     monkeypatch.setattr(sgd, "simulate", simulate)
     with pytest.raises(Enough):
         exec(compile(export_text(OTHER, "py"), "explored.py", "exec"), {})
+    # The last statement of the program solves at finite d; it follows the runs.
+    assert "dimension=77)\n    sgd.plot.risk(finite, ax)" in export_text(OTHER, "py")
     assert (
         plan.problem
         == calls["problem"]
@@ -88,8 +124,7 @@ def test_the_program_asks_for_what_the_file_states(monkeypatch):
     assert np.array_equal(plan.start.M, calls["start"].M)
     assert np.array_equal(plan.start.Q, calls["start"].Q)
     assert np.array_equal(plan.save_points["times"], calls["more"].pop("times"))
-    for dimension in (None, 77):
-        assert np.array_equal(plan.save_points["times"], calls[f"ode {dimension}"][3])
+    assert np.array_equal(plan.save_points["times"], calls["ode None"][3])
     assert (
         calls["more"] | {"method": "exact"}
         == plan.calls["exact"]
@@ -163,14 +198,12 @@ def test_runs_beyond_the_limit_end_early_with_a_note(simple, monkeypatch):
     monkeypatch.setattr(curves, "MAX_STEPS", 100)
     answer = curves.curves(state)
     assert (answer["exact"]["t"][-1], answer["ode"]["t"][-1]) == (2.5, 10.0)
-    end = "Exact runs end at t = 2.5, after 1e+02 steps. The exported program continues to the end."
+    end = "The runs end at t = 2.5, after 1e+02 steps. The exported program continues to the end."
     assert (answer["notes"], answer["complete"]) == ([end], True)
     monkeypatch.setattr(curves, "MAX_STEPS", 5)
     omitted = curves.curves(replace(simple, seed=4))
     assert omitted["exact"]["t"] == [0.0]
-    assert (
-        "Exact runs are omitted: the first of 40 save points takes 10 steps" in omitted["notes"][0]
-    )
+    assert "Runs are omitted: the first of 40 save points takes 10 steps" in omitted["notes"][0]
 
 
 def test_checkpoints_of_old_states_are_removed(simple, monkeypatch):

@@ -54,6 +54,7 @@ DOCUMENTS = {
     "protocols": "Protocols "
     "(the best learning rates, replay, dropout, decay, curricula, schedules and batches)",
     "epochs": "Epochs (the worth of repeated samples, three orders of samples, unlearning)",
+    "depth": "Depth and width (transfer of learning rates, spread, feature learning)",
     "sparsity": "Diagonal networks (from L2 to L1, label noise finds sparsity)",
 }
 

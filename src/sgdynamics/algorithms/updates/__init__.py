@@ -13,6 +13,7 @@ after every move. The clock is that of plain SGD: a step is one batch, and t = l
 
 from sgdynamics.algorithms.updates.adaptive import adagrad, adagrad_norm, adam, rmsprop, sign
 from sgdynamics.algorithms.updates.additions import gradient_noise, weight_decay
+from sgdynamics.algorithms.updates.inertia import inertia
 from sgdynamics.algorithms.updates.momentum import (
     average,
     dana,
@@ -23,6 +24,7 @@ from sgdynamics.algorithms.updates.momentum import (
 )
 from sgdynamics.algorithms.updates.muon import muon
 from sgdynamics.algorithms.updates.own import own
+from sgdynamics.algorithms.updates.row_adam import row_adam
 from sgdynamics.algorithms.updates.state_rate import state_rate
 from sgdynamics.algorithms.updates.step_length import clipped, normalised, reuse, sam
 from sgdynamics.algorithms.updates.update import Update, maker
@@ -36,6 +38,7 @@ __all__ = [
     "clipped",
     "dana",
     "gradient_noise",
+    "inertia",
     "maker",
     "momentum",
     "muon",
@@ -45,6 +48,7 @@ __all__ = [
     "polyak",
     "reuse",
     "rmsprop",
+    "row_adam",
     "sam",
     "schedule_free",
     "sign",

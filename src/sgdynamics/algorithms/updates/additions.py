@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from sgdynamics.algorithms.updates.gradient_source import Gradient
+from sgdynamics.algorithms.updates.gradient_source import Gradient, head_columns
 from sgdynamics.algorithms.updates.law import Increments, Law, step_equation
 from sgdynamics.algorithms.updates.update import MAKERS, Update, maker
 from sgdynamics.base import checks
@@ -85,7 +85,8 @@ def _decay_rates(
     """Return the decay rates of the columns; that of a trained head, the last one, may differ."""
     if head is None or not gradient.trained:
         return rate
-    return jnp.full(rows.shape[-1], rate, rows.dtype).at[-1].set(head)
+    columns = head_columns(rows.shape[0], gradient.head.shape[0])
+    return jnp.full(rows.shape[-1], rate, rows.dtype).at[-columns:].set(head)
 
 
 @maker

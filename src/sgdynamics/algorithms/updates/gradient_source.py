@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
@@ -77,6 +78,25 @@ class GradientSource(ABC):
     def sign(self, G: Float[Numeric, "p columns"]) -> Numeric:
         """Return the signs of the coordinates of a gradient."""
         return jnp.sign(G)
+
+
+def head_columns(width: int, head_size: int) -> int:
+    """Return the number of columns of p rows that contain a head or top of this many entries."""
+    return -(-head_size // width)
+
+
+def append_head(rows: Numeric, head: Numeric) -> Numeric:
+    """Append a head as a column of the rows, and a top as columns that end with zeros."""
+    p = rows.shape[0]
+    columns = head_columns(p, head.shape[0])
+    padded = jnp.pad(head, (0, p * columns - head.shape[0]))
+    return jnp.concatenate([rows, padded.reshape(p, columns)], axis=1)
+
+
+def detach_head(joint_rows: Numeric, head_size: int) -> tuple[Numeric, Numeric]:
+    """Split rows from the columns of the head or top; the inverse of `append_head`."""
+    columns = head_columns(joint_rows.shape[0], head_size)
+    return joint_rows[:, :-columns], joint_rows[:, -columns:].reshape(-1)[:head_size]
 
 
 class StepSettings(NamedTuple):
@@ -150,7 +170,7 @@ class Gradient:
         """Return dloss/dW of every sample at rows + shift."""
         self.source.note(rows)
         G, g = self.source.per_sample(*self._split_point(rows, shift))
-        gradients = jnp.concatenate([G, g[..., None]], axis=-1) if self.trained else G
+        gradients = jax.vmap(append_head)(G, g) if self.trained else G
         return gradients + self._decay_term(rows, shift)
 
     def noise(self) -> Float[Numeric, "p columns"]:
@@ -159,7 +179,7 @@ class Gradient:
         The column of the head is 0.
         """
         normals = self.source.noise()
-        return self.join_head(normals, jnp.zeros(normals.shape[0], normals.dtype))
+        return self.join_head(normals, jnp.zeros_like(self.head, dtype=normals.dtype))
 
     def squares(self, G: Float[Numeric, "p columns"]) -> Numeric:
         """Return the squares of the coordinates of a gradient.
@@ -181,7 +201,10 @@ class Gradient:
         step = -self.setting.lr / self.setting.D * (G + self.pull)
         if not self.trained:
             return step
-        return jnp.asarray(step).at[:, -1].multiply(self.setting.head_rate)
+        rates = jnp.broadcast_to(self.setting.head_rate, self.head.shape)
+        columns = head_columns(step.shape[0], len(self.head))
+        matrix = append_head(jnp.zeros((step.shape[0], 0), step.dtype), rates)
+        return jnp.asarray(step).at[:, -columns:].multiply(matrix)
 
     def project_shift(
         self, rows: Float[Numeric, "p columns"], shift: Float[Numeric, "p columns"]
@@ -206,14 +229,14 @@ class Gradient:
         self, rows: Float[Numeric, "p columns"], head: Float[Numeric, " p"]
     ) -> Float[Numeric, "p joint_columns"]:
         """Append the head as a column of the rows, if it is trained."""
-        return jnp.concatenate([rows, head[:, None]], axis=1) if self.trained else rows
+        return append_head(rows, head) if self.trained else rows
 
     def split_head(
         self, joint_rows: Float[Numeric, "p joint_columns"]
     ) -> tuple[Float[Numeric, "p columns"], Float[Numeric, " p"]]:
         """Split rows from the column of the head; a head that is not trained is constant."""
         if self.trained:
-            return joint_rows[:, :-1], joint_rows[:, -1]
+            return detach_head(joint_rows, self.head.shape[0])
         return joint_rows, self.head
 
     def _split_point(
@@ -242,9 +265,9 @@ def increments(
 ) -> Rows:
     """Return the increments of a state in one step, before rows on the sphere are normalised."""
     sets = count_row_sets(law)
-    p = state.head.shape[0] // sets
+    head_size = state.head.shape[0] // sets
     decay = setting.weight_decay if law.decay_inside else 0.0
-    gradient = Gradient(source, setting, state.head[:p], decay)
+    gradient = Gradient(source, setting, state.head[:head_size], decay)
     trained = gradient.trained
 
     # The state as the step receives it: a dictionary, with trained heads as columns of the rows.
@@ -259,9 +282,9 @@ def increments(
 
     rows, heads = [], []
     for name in names:
-        row_increment, head_increment = step[name], jnp.zeros(p, state.head.dtype)
+        row_increment, head_increment = step[name], jnp.zeros(head_size, state.head.dtype)
         if trained:
-            row_increment, head_increment = row_increment[:, :-1], row_increment[:, -1]
+            row_increment, head_increment = detach_head(row_increment, head_size)
         if name == law.iterate and trained and not law.explicit_head_rate:
             head_increment = setting.head_rate * head_increment
         if name == law.iterate and not law.decay_inside:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from sgdynamics.algorithms.updates.gradient_source import Gradient
 from sgdynamics.algorithms.updates.law import Increments, Law, step_equation
 from sgdynamics.algorithms.updates.update import Update, maker
@@ -210,6 +212,43 @@ def nesterov(beta: float | None = None, memory: float | None = None) -> Update:
         equations=(SLOW_VELOCITY, step_equation(direction)),
     )
     return Update(law, {"memory": value})
+
+
+def _cell_velocity(
+    state: State,
+    gradient: Gradient,
+    lr: Scalar,
+    D: Scalar,
+    number: Scalar,
+    *,
+    memory: Scalar,
+    span: Scalar,
+) -> Increments:
+    G, exponent = gradient(state["weights"]), memory * span
+    forgotten = -jnp.expm1(-exponent)
+    share = forgotten / exponent
+    return {
+        "weights": -lr / D * (share * state["velocity"] + (1 - share) * G),
+        "velocity": forgotten * (G - state["velocity"]),
+    }
+
+
+def cell_velocity(memory: float | Schedule, span: float) -> Update:
+    """Return the slow velocity of a cell of an epoch: many steps at a constant gradient G.
+
+    ::
+
+        dV/ds = c (G - V),     dW/ds = -lr V,     for s from 0 to span
+
+    Parameters
+    ----------
+    memory : float
+        Constant c, the rate at which the velocity forgets per unit of s = steps/d.
+    span : float
+        Steps of the cell divided by d.
+    """
+    law = Law("cell_velocity", _cell_velocity, **VELOCITY, memory="slow")
+    return Update(law, {"memory": memory, "span": span})
 
 
 # The mean of the iterates X up to step n.

@@ -26,10 +26,12 @@ import xarray as xr
 from sgdynamics.cli import problem_files
 from sgdynamics.cli.drawings import draw_results
 from sgdynamics.cli.explorer.states import SLIDERS, State, address, record, settings
+from sgdynamics.cli.explorer.warning_records import record_warnings
 from sgdynamics.cli.summaries import plain
 
 STEPS_PER_PIECE = 80_000  # steps of eight exact runs: about half a second on one core
 MAX_STEPS = 4_000_000  # per run: half a minute on one core
+DIRECT_DIMENSION = 20  # a direct step in d dimensions costs as much as d/20 exact steps
 MAX_CHECKPOINTS = 32  # states whose runs can be continued, 0.2 MB each
 
 
@@ -38,12 +40,13 @@ class Theory:
     """Deterministic curves of one state.
 
     ``limit`` is the ODE of d -> infinity, ``finite`` the ODE whose drift is the exact mean of a
-    step at dimension d. ``times`` are the save points, which end early where the ODE diverges.
+    step at dimension d, None for optimisers. ``times`` are the save points, which end early where
+    the ODE diverges.
     """
 
     times: np.ndarray
     limit: xr.Dataset
-    finite: xr.Dataset
+    finite: xr.Dataset | None
     notes: tuple[str, ...]
 
 
@@ -51,13 +54,14 @@ class Theory:
 def solve_theory(state: State) -> Theory:
     """Solve both ODEs of a state, up to the time at which the limit diverges, if it does."""
     times = _save_points(state)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
+    with record_warnings() as caught:
         limit = _solve(state, "ode", times)
         diverged = _diverged(limit)
         if diverged:
             times, limit = _times_before_divergence(state, times, limit)
-        finite = _solve(state, "ode", times, dimension=state.dimension)
+        finite = None
+        if state.has_finite_theory:
+            finite = _solve(state, "ode", times, dimension=state.dimension)
     # The solver's own warnings name save points of solutions that are not shown.
     notes = (_divergence_note(state, times[-1]),) if diverged else _sentences(caught)
     return Theory(times, limit, finite, notes)
@@ -111,8 +115,7 @@ def _divergence_note(state: State, diverged_at: float) -> str:
 
 @lru_cache(maxsize=256)
 def _diverges(state: State) -> bool:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
+    with record_warnings():
         return _diverged(_solve(state, "ode", _save_points(state)))
 
 
@@ -120,30 +123,38 @@ def _diverges(state: State) -> bool:
 def simulate_runs(
     state: State, pieces: int | None = None
 ) -> tuple[xr.Dataset, bool, tuple[str, ...]]:
-    """Return exact runs after some pieces (default: all), whether they are complete, and notes."""
+    """Return the runs after some pieces (default: all), whether they are complete, and notes."""
     times = solve_theory(state).times
     steps = times * state.dimension / state.lr
-    reachable = int(np.searchsorted(steps, MAX_STEPS, side="right"))
+    cost = _cost_of_step(state)
+    per_piece, most = round(STEPS_PER_PIECE / cost), round(MAX_STEPS / cost)
+    reachable = int(np.searchsorted(steps, most, side="right"))
     if reachable < 2:
         note = (
-            f"Exact runs are omitted: the first of {len(times) - 1} save points takes "
-            f"{steps[1]:.2g} steps, and the limit is {MAX_STEPS:.2g}. Reduce the dimension or the "
-            "time."
+            f"Runs are omitted: the first of {len(times) - 1} save points takes "
+            f"{steps[1]:.2g} steps, and the limit is {most:.2g}. Reduce the dimension or the time."
         )
-        return _solve(state, "exact", times[:1]), True, (note,)
+        return _solve(state, state.method, times[:1]), True, (note,)
     affordable = reachable
     if pieces is not None:
         # At least one interval between save points per piece, however long it is.
-        piece = np.searchsorted(steps, pieces * STEPS_PER_PIECE, side="right")
+        piece = np.searchsorted(steps, pieces * per_piece, side="right")
         affordable = min(reachable, max(int(piece), pieces + 1))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        runs = _solve(state, "exact", times[:affordable], checkpoint=_checkpoint(state))
+    with record_warnings() as caught:
+        runs = _solve(state, state.method, times[:affordable], checkpoint=_checkpoint(state))
     notes = _sentences(caught)
     if reachable < len(times):
         end = f"t = {times[reachable - 1]:g}, after {steps[reachable - 1]:.2g} steps"
-        notes = (f"Exact runs end at {end}. The exported program continues to the end.", *notes)
+        notes = (f"The runs end at {end}. The exported program continues to the end.", *notes)
     return runs, affordable == reachable, notes
+
+
+def _cost_of_step(state: State) -> float:
+    """Cost of a step in units of an exact step with one sample."""
+    samples = max(1.0, state.batch / 4)  # a batch of more than p samples has p columns
+    if state.method == "exact":
+        return samples
+    return samples * max(1.0, state.dimension / DIRECT_DIMENSION)
 
 
 def _save_points(state: State) -> np.ndarray:
@@ -202,7 +213,9 @@ def curves(state: State, pieces: int | None = None) -> dict[str, Any]:
             "risk": _round(theory.limit["excess_risk"][0]),
             "M": _overlap_curves(theory.limit),
         },
-        "finite": {
+        "finite": None
+        if theory.finite is None
+        else {
             "t": _round(theory.finite["t"]),
             "risk": _round(theory.finite["excess_risk"][0]),
         },
@@ -234,7 +247,7 @@ def _round(values: np.ndarray | xr.DataArray) -> list[Any]:
 def pdf(state: State) -> bytes:
     """Return the figure that `sgdynamics run` draws of the exported file, at the page's times."""
     file = io.BytesIO()
-    results = {"ode": solve_theory(state).limit, "exact": simulate_runs(state)[0]}
+    results = {"ode": solve_theory(state).limit, state.method: simulate_runs(state)[0]}
     draw_results(results, str(record(state)["title"])).savefig(file, format="pdf")
     return file.getvalue()
 
@@ -245,9 +258,13 @@ GRID: dict[str, list[Any]] = {
     "activation": ["erf"],
     "lr": [2.0, 5.0, 10.0],
     "noise": [0.001, 0.1],
-    "dimension": [30, 100, 300],
+    "dimension": [100, 300, 1000],
     "time": [1000.0],
     "seed": [0],
+    "optimiser": ["SGD"],
+    "batch": [1],
+    "covariance": ["identity"],
+    "head": ["fixed"],
 }
 
 

@@ -32,6 +32,7 @@ FILES = {
     "/page.js": ("page.js", "text/javascript"),
     "/forecast.js": ("forecast.js", "text/javascript"),
 }
+ANSWERS = ("/settings", "/curves", "/floor", "/equations", "/export")
 KINDS = {"py": "text/x-python", "toml": "application/toml", "pdf": "application/pdf"}
 
 
@@ -54,8 +55,9 @@ class InvalidRequest(Exception):
 class Explorer(ThreadingHTTPServer):
     """The server of one process.
 
-    Computations run one after the other. Of several waiting requests of one page, only the newest
-    is computed.
+    Computations run one after the other, and compilations on their own: states whose programs are
+    compiled do not wait for a compilation. Of several waiting requests of one page, only the
+    newest is computed.
     """
 
     daemon_threads = True
@@ -64,6 +66,8 @@ class Explorer(ThreadingHTTPServer):
     def __init__(self, port: int = 0) -> None:
         self.compiled: set[str] = set()
         self._computing = threading.Lock()
+        self._compiling = threading.Lock()
+        self._floor = threading.Lock()
         self._connections = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._newest: dict[str, int] = {}
         try:
@@ -81,7 +85,8 @@ class Explorer(ThreadingHTTPServer):
 
     @property
     def computing(self) -> bool:
-        return self._computing.locked()
+        locks = (self._computing, self._compiling, self._floor)
+        return any(lock.locked() for lock in locks)
 
     def process_request(self, request: socket.socket, client_address: tuple[str, int]) -> None:
         """Start a thread for a connection; close connections beyond the limit at once."""
@@ -107,12 +112,37 @@ class Explorer(ThreadingHTTPServer):
         page, number = _page_of(query)
         pieces = _count(query, "pieces", 1)
         state = states.state_from(query)
-        with self._turn(page, number):
+        lock = self._computing if state.program in self.compiled else self._compiling
+        with self._turn(page, number, lock):
             from sgdynamics.cli.explorer import curves
 
             result = curves.curves(state, max(pieces, 1))
-            self.compiled.add(f"{state.width} {state.activation}")
+            self.compiled.add(state.program)
             return result
+
+    def floor(self, query: dict[str, str]) -> dict[str, Any]:
+        """Return the Bayes-optimal risk of an address."""
+        page, number = _page_of(query)
+        state = states.state_from(query)
+        with self._turn(page, number, self._floor):
+            from sgdynamics.cli.explorer import floor
+
+            return floor.floor(state)
+
+    def equations(self, query: dict[str, str]) -> dict[str, Any]:
+        """Return the equations of an address, as LaTeX and as MathML."""
+        state = states.state_from(query)
+        from sgdynamics.cli import problem_files
+        from sgdynamics.cli.explorer import mathml
+
+        plan = problem_files.plan(states.record(state))
+        problem: Any = plan.problem
+        equations = problem.equations(plan.algorithm)
+        return {
+            "title": equations.title,
+            "latex": str(equations),
+            "sections": mathml.sections(equations),
+        }
 
     def forecast(self, query: dict[str, str], content: bytes) -> dict[str, object]:
         """Return the forecast that the content of a request asks for.
@@ -127,13 +157,13 @@ class Explorer(ThreadingHTTPServer):
             return forecasts.predict(forecasts.request_from(content))
 
     @contextmanager
-    def _turn(self, page: str, number: int) -> Iterator[None]:
+    def _turn(self, page: str, number: int, lock: threading.Lock | None = None) -> Iterator[None]:
         """Wait for the computations before this one; raise Overtaken if a newer request waits."""
         if page:
             if len(self._newest) > 1000:
                 self._newest.clear()
             self._newest[page] = max(number, self._newest.get(page, 0))
-        with self._computing:
+        with lock or self._computing:
             if page and self._newest.get(page, 0) > number:
                 raise Overtaken
             yield
@@ -224,11 +254,15 @@ class Handler(BaseHTTPRequestHandler):
             self._json(states.settings(states.SLIDERS, compiled=sorted(self.server.compiled)))
         elif url.path == "/curves":
             self._json(self.server.curves(_parse_query(url.query)))
+        elif url.path == "/floor":
+            self._json(self.server.floor(_parse_query(url.query)))
+        elif url.path == "/equations":
+            self._json(self.server.equations(_parse_query(url.query)))
         elif url.path == "/export":
             content, kind, name = self.server.export(_parse_query(url.query))
             self._send(content, kind, {"Content-Disposition": f'attachment; filename="{name}"'})
         else:
-            paths = ", ".join((*FILES, "/settings", "/curves", "/export"))
+            paths = ", ".join((*FILES, *ANSWERS))
             message = f"path = {url.path[:80]!r}: there is no such page. The server has {paths}"
             self._json({"error": message}, HTTPStatus.NOT_FOUND)
 

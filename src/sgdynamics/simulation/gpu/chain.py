@@ -34,6 +34,7 @@ from sgdynamics.simulation.running import (
     AdvanceResult,
     Observation,
     Observe,
+    Resources,
     Simulator,
 )
 
@@ -139,17 +140,16 @@ class KernelChain(ExactChain):
     def grain(self) -> int:
         return SPAN
 
-    def largest_group(self) -> int:
-        return max(LANES, int(GROUP_MEMORY_SHARE * device_memory() / self.bytes_per_run()))
-
-    def bytes_per_run(self, steps: float = 0.0) -> float:
+    def resources(self, steps: float = 0.0) -> Resources:
         layout, width = self.layout, self.layout.structure.width
         n_strip, n_blocks = len(layout.explicit_blocks), len(layout.compressed_blocks)
         values = width * (n_strip + n_blocks * (layout.inside + 1))
         # An update with memory has several sets of rows.
         sets = max(1, len(self.L[0][0]) // width)
         # Float64 rows with their new columns, packed rows, and both again as outputs.
-        return 8.0 * 6 * (values * sets + 8)
+        bytes_per_run = 8.0 * 6 * (values * sets + 8)
+        largest = max(LANES, int(GROUP_MEMORY_SHARE * device_memory() / bytes_per_run))
+        return Resources(bytes_per_run, largest)
 
     def with_observation(self, observation: Observation) -> Simulator:
         # An observable is a user's function: it may contain what cannot be unrolled (a sort, say).

@@ -493,3 +493,71 @@ def private(data: xr.Dataset) -> Judgement:
             scale_words="the excess risk without noise",
         ),
     )
+
+
+@judge_of(
+    "figure_8",
+    "optimisers on a fixed data set, DMFT and direct runs",
+    "DMFT of each optimiser is the limit of its runs; heavy ball is stable up to its edge; SAM "
+    "ends at flatter points",
+)
+def fixed_data(data: xr.Dataset) -> Judgement:
+    """Compare runs with DMFT, the edge of stability with its formula, and test the sharpness."""
+    d, findings = data.attrs["d"], []
+    for number, name in enumerate(data.optimiser.values):
+        for quantity, problem in (("M", "phase retrieval"), ("risk", "erf unit")):
+            line = data[quantity].values[number, 1:]
+            # The Monte Carlo error of the theory, at the level of a rare false alarm
+            error = 4 * (data[f"{quantity}_error"].values[number, 1:] / line).max()
+            runs = data[f"{quantity}_runs"].values[number, :, 1:]
+            claim = f"{name}, {problem}: the mean of runs is DMFT"
+            findings.append(_on_line(claim, runs, line, PER_DIMENSION / d + error, 0.3))
+    epoch_error = 4 * (data.epoch_M_error.values / data.epoch_M.values).max()
+    findings.append(
+        _on_line(
+            "epochs with a slow velocity: the mean of runs is DMFT",
+            data.epoch_M_runs.values,
+            data.epoch_M.values,
+            PER_DIMENSION / d + epoch_error,
+            0.3,
+        )
+    )
+    growth = mean_over_runs(np.log(data.growth_runs.values))
+    is_above = data.relative.values > 1
+    sign = np.where(is_above, 1.0, -1.0)
+    findings.append(
+        growth._replace(value=sign * growth.value).is_above(
+            "Heavy ball on least squares grows above lr s_max = 2 (1 + beta), and decays below",
+            scale=1.0,
+            scale_words="a factor e in 100 steps",
+        )
+    )
+    sharpness = data.sharpness.values
+    flatter = mean_over_runs((sharpness[:-1] - sharpness[1:]).T)
+    findings.append(
+        flatter.is_above(
+            "A larger radius of SAM ends at a flatter point",
+            scale=0.5 * sharpness[0].mean(),
+            scale_words="half of the sharpness",
+        )
+    )
+    means = format_list(sharpness.mean(axis=1).round(3))
+    best = _best_at_equal_training_risk(data)
+    return judge_claims(
+        f"sharpness {means} at the radii {format_list(data.radius.values)}; at the training risk "
+        f"that all reach, the excess risk is lowest for {best}",
+        *findings,
+    )
+
+
+def _best_at_equal_training_risk(data: xr.Dataset) -> str:
+    """Name of the optimiser with the lowest excess risk where training risks first are equal."""
+    level = 1.02 * float(data.train.values.min(axis=1).max())
+    risks = {}
+    for number, name in enumerate(data.optimiser.values):
+        train, risk = data.train.values[number], data.risk.values[number]
+        first = int(np.argmax(train < level))
+        share = (train[first - 1] - level) / (train[first - 1] - train[first])
+        risks[str(name)] = risk[first - 1] + share * (risk[first] - risk[first - 1])
+    best = min(risks, key=lambda name: risks[name])
+    return f"{best} ({', '.join(f'{name} {value:.4f}' for name, value in risks.items())})"

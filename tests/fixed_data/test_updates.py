@@ -1,0 +1,314 @@
+"""Updates on a fixed data set: closed least-squares means, the exact law, DMFT and direct runs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import psi
+
+import sgdynamics as sgd
+from sgdynamics import updates as U
+from sgdynamics.papers.optimisers import least_squares
+from sgdynamics.results.records import algorithm_from
+from tests.conftest import Z
+
+# Closed values of heavy ball and Nesterov at beta 0.8 from M 0.2, Q 0.5: alpha, lr, and for the
+# label noise 0 and 0.25 the risk and train risk at steps 5 and 20.
+HEAVY_BALL = [
+    (0.5, 0.2, (0.320088637, 0.100186522, 0.276692420, 0.003455032)),
+    (2.0, 0.4, (0.090177275, 0.100186522, 0.003384839, 0.003455032)),
+    (5.0, 0.6, (0.111705992, 0.114429060, 0.003544861, 0.003681539)),
+]
+HEAVY_BALL_NOISE = [
+    (0.5, 0.2, (0.584506007, 0.120681357, 0.528681236, 0.004224314)),
+    (2.0, 0.4, (0.354594644, 0.172933939, 0.255373656, 0.066339673)),
+    (5.0, 0.6, (0.291540866, 0.219506605, 0.160157383, 0.103842669)),
+]
+NESTEROV = [
+    (0.5, 0.2, (0.284285869, 0.008568698, 0.275082430, 0.000029958)),
+    (2.0, 0.4, (0.018571737, 0.008568698, 0.000164859, 0.000029958)),
+    (5.0, 0.6, (0.010106021, 0.005540792, 0.000003049, 0.000001134)),
+]
+NESTEROV_NOISE = [
+    (0.5, 0.2, (0.529989670, 0.012789547, 0.526962996, 0.000067426)),
+    (2.0, 0.4, (0.264275539, 0.073179123, 0.252045425, 0.062548692)),
+    (5.0, 0.6, (0.174937856, 0.106000157, 0.156309018, 0.100001273)),
+]
+# The same at alpha 2, noise 0.25, lr 0.4.
+OTHERS = {
+    "average": (U.average(0.1), (0.436222622, 0.345116537, 0.217086677, 0.081389380)),
+    "decay inside": (
+        U.weight_decay(0.1, of=U.momentum(0.8), decoupled=False),
+        (0.311875425, 0.161966408, 0.215794662, 0.073852723),
+    ),
+    "decoupled decay": (
+        U.weight_decay(0.1, of=U.momentum(0.8)),
+        (0.320514911, 0.150772495, 0.235876922, 0.064660263),
+    ),
+}
+
+
+def closed_means(update, alpha, lr, noise, **options):
+    algorithm = sgd.GradientDescent(lr, alpha, update=update, **options)
+    means = least_squares(algorithm, [5, 20], M=0.2, Q=0.5, noise=noise)
+    return np.stack([means.risk, means.train_risk], axis=1).ravel()
+
+
+@pytest.mark.parametrize(
+    ("update", "cases", "noise"),
+    [
+        (U.momentum(0.8), HEAVY_BALL, 0.0),
+        (U.momentum(0.8), HEAVY_BALL_NOISE, 0.25),
+        (U.nesterov(0.8), NESTEROV, 0.0),
+        (U.nesterov(0.8), NESTEROV_NOISE, 0.25),
+    ],
+)
+def test_closed_least_squares_values(update, cases, noise):
+    for alpha, lr, expected in cases:
+        assert np.allclose(closed_means(update, alpha, lr, noise), expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_closed_values_of_other_updates(name):
+    update, expected = OTHERS[name]
+    assert np.allclose(closed_means(update, 2.0, 0.4, 0.25), expected, rtol=0, atol=1e-8)
+
+
+def make_schedules(lr, rate, factor=lambda number: number / (number + 3)):
+    """lr/(1 + rate k) and the beta of step k as functions of t, the sum of the steps."""
+    number = np.arange(64)
+    t = lr / rate * (psi(number + 1 / rate) - psi(1 / rate))
+
+    def interpolate(values):
+        return lambda time: jnp.interp(time, jnp.asarray(t), jnp.asarray(values))
+
+    return interpolate(lr / (1 + rate * number)), interpolate(factor(number))
+
+
+def test_closed_values_of_schedules():
+    lr, beta = make_schedules(0.4, 0.05)
+    expected = (0.230130508, 0.077416364, 0.254677623, 0.062725153)
+    assert np.allclose(closed_means(U.momentum(beta), 2.0, lr, 0.25), expected, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("update", [U.sam(0.1), U.clipped(1.0), U.inertia(0.5, 0.1)])
+def test_updates_without_closed_means_are_rejected(update):
+    with pytest.raises(ValueError, match="update = "):
+        least_squares(sgd.GradientDescent(0.1, update=update), [1], M=0.2, Q=0.5)
+
+
+ERF = sgd.TeacherStudent(width=1, teacher_width=1, activation="erf", noise=0.05)
+ERF_START = sgd.start(ERF, M=[[0.3]], Q=[[0.8]])
+LINEAR = sgd.TeacherStudent(width=1, teacher_width=1, activation="linear", noise=0.25)
+LINEAR_START = sgd.start(LINEAR, M=[[0.2]], Q=[[0.5]])
+
+
+def values(result):
+    """M, Q and train risk (run, ...)."""
+    arrays = (result[name].values for name in ("M", "Q", "train_risk"))
+    return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
+
+
+def assert_same_law(problem, algorithm, start, steps, runs, dimension=40):
+    """Means, second moments and mixed moments of the exact law and of direct runs agree."""
+    arguments = {"steps": steps, "dimension": dimension, "runs": runs, "progress": False}
+    samples = []
+    for method, seed in (("exact", 3), ("direct", 4)):
+        result = sgd.simulate(problem, algorithm, start, method=method, seed=seed, **arguments)
+        x = values(result)
+        samples.append(np.concatenate([x, x**2], axis=1))
+    exact, direct = samples
+    error = np.sqrt((exact.var(axis=0) + direct.var(axis=0)) / runs)
+    z = (exact.mean(axis=0) - direct.mean(axis=0)) / np.maximum(error, 1e-12)
+    assert np.all(np.abs(z) < Z), z
+
+
+def test_exact_law_of_momentum_is_that_of_direct_runs():
+    algorithm = sgd.MultiPassSGD(0.8, 3.0, batch_fraction=0.5, update=U.momentum(0.7))
+    assert_same_law(LINEAR, algorithm, LINEAR_START, [4], 1000, dimension=20)
+
+
+E2 = sgd.TeacherStudent(width=2, teacher_width=2, activation="erf", noise=0.05)
+E2_START = sgd.start(E2, M=[[0.3, 0.1], [0.05, 0.4]], Q=[[0.8, 0.2], [0.2, 0.9]])
+TRAINED = sgd.TeacherStudent(width=2, teacher_width=1, activation="erf", head="trained", noise=0.05)
+TRAINED_START = sgd.start(TRAINED, M=[[0.3], [0.1]], Q=[[0.8, 0.2], [0.2, 0.9]], a=[1.0, 0.7])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("problem", "start", "algorithm"),
+    [
+        (ERF, ERF_START, sgd.GradientDescent(0.8, 3.0, update=U.momentum(0.7))),
+        (ERF, ERF_START, sgd.GradientDescent(1.0, 3.0, update=U.sam(0.4))),
+        (ERF, ERF_START, sgd.GradientDescent(0.8, 3.0, update=U.schedule_free(0.5))),
+        (ERF, ERF_START, sgd.GradientDescent(0.8, 3.0, update=U.gradient_noise(0.3))),
+        (ERF, ERF_START, sgd.GradientDescent(0.5, 3.0, update=U.inertia(0.5, 0.1))),
+        (ERF, ERF_START, sgd.Langevin(0.8, 3.0, temperature=0.05, update=U.momentum(0.5))),
+        (ERF, ERF_START, sgd.MultiPassSGD(1.0, 3.0, batch_fraction=0.3, update=U.sam(0.4))),
+        (E2, E2_START, sgd.GradientDescent(0.1, 3.0, update=U.muon(beta=0.5))),
+        (E2, E2_START, sgd.GradientDescent(0.1, 3.0, update=U.row_adam(2, memory=0.1, beta=0.8))),
+        (TRAINED, TRAINED_START, sgd.GradientDescent(0.4, 3.0, update=U.nesterov(0.6))),
+        (TRAINED, TRAINED_START, sgd.GradientDescent(0.4, 3.0, update=U.clipped(0.2))),
+    ],
+)
+def test_exact_law_is_that_of_direct_runs(problem, start, algorithm):
+    assert_same_law(problem, algorithm, start, [3, 8], 3000)
+
+
+def assert_close_to(result, expected, errors):
+    """M, Q and train risk of the first entries, within the joint errors."""
+    names = ("M", "Q", "train_risk")
+    limits = np.array([result[name].values[0].reshape(len(result.t), -1)[:, 0] for name in names])
+    own = [result[f"{name}_standard_error"].values[0] for name in names]
+    own = np.array([error.reshape(len(result.t), -1)[:, 0] for error in own])
+    z = (limits - expected) / np.hypot(own, errors)
+    assert np.all(np.abs(z) < Z), (limits, z)
+    # The errors are small enough for a comparison.
+    assert np.all(own <= 0.05 * np.abs(expected)), own
+
+
+def test_limit_of_momentum_has_the_closed_means():
+    algorithm = sgd.GradientDescent(0.4, 2.0, update=U.momentum(0.8))
+    arguments = {"steps": [5, 12], "paths": 4096, "replicates": 4, "seed": 5, "progress": False}
+    result = sgd.solve_dmft(LINEAR, algorithm, LINEAR_START, **arguments)
+    means = least_squares(algorithm, [5, 12], M=0.2, Q=0.5, noise=0.25)
+    assert_close_to(result, np.array([means.M, means.Q, means.train_risk]), 0.0)
+
+
+PHASE = sgd.TeacherStudent(width=1, teacher_width=1, activation="square")
+PHASE_START = sgd.start(PHASE, M=[[0.5]], Q=[[1.0]])
+LR, BETA = make_schedules(1.0, 0.05)
+# Conditioning of the formula file at 8190 paths: M, Q and train at two steps, with their errors.
+NETWORKS = {
+    "heavy ball": (
+        (ERF, ERF_START, sgd.GradientDescent(0.8, 3.0, update=U.momentum(0.7))),
+        [10, 40],
+        [[1.337, 1.037], [1.990, 1.164], [0.0238, 0.0166]],
+        [[0.005, 0.002], [0.014, 0.005], [0.0001, 0.0001]],
+    ),
+    "heavy ball, half batches": (
+        (ERF, ERF_START, sgd.MultiPassSGD(0.8, 3.0, 0.5, update=U.momentum(0.7))),
+        [10, 40],
+        [[1.456, 1.072], [2.438, 1.264], [0.0342, 0.0199]],
+        [[0.005, 0.003], [0.016, 0.007], [0.0001, 0.0001]],
+    ),
+    "phase retrieval": (
+        (PHASE, PHASE_START, sgd.GradientDescent(0.01, 3.0, update=U.momentum(0.8))),
+        [20, 40],
+        [[0.827, 0.938], [0.865, 0.933], [0.120, 0.0191]],
+        [[0.002, 0.001], [0.001, 0.001], [0.002, 0.0006]],
+    ),
+    "Nesterov": (
+        (E2, E2_START, sgd.GradientDescent(1.5, 3.0, update=U.nesterov(0.8))),
+        [10, 40],
+        [[0.782, 0.911], [1.458, 2.469], [0.0152, 0.0084]],
+        [[0.002, 0.005], [0.007, 0.018], [0.0001, 0.0001]],
+    ),
+    "SAM": (
+        (ERF, ERF_START, sgd.GradientDescent(1.0, 3.0, update=U.sam(0.4))),
+        [10, 40],
+        [[1.121, 1.354], [1.415, 2.010], [0.0270, 0.0255]],
+        [[0.002, 0.004], [0.004, 0.009], [0.0001, 0.0001]],
+    ),
+    "average of batches": (
+        (ERF, ERF_START, sgd.MultiPassSGD(1.0, 3.0, 0.3, update=U.average(0.1))),
+        [10, 40],
+        [[0.661, 1.006], [0.676, 1.096], [0.0609, 0.0174]],
+        [[0.001, 0.002], [0.001, 0.004], [0.0002, 0.0001]],
+    ),
+    "schedules and decay": (
+        (
+            ERF,
+            ERF_START,
+            sgd.GradientDescent(LR, 3.0, update=U.weight_decay(0.05, of=U.momentum(BETA))),
+        ),
+        [10, 40],
+        [[0.891, 0.986], [0.856, 1.048], [0.0178, 0.0167]],
+        [[0.002, 0.002], [0.004, 0.005], [0.0001, 0.0001]],
+    ),
+    "Muon": (
+        (E2, E2_START, sgd.GradientDescent(0.05, 3.0, update=U.muon(beta=0.5))),
+        [10, 40],
+        [[0.475, 0.840], [0.936, 2.095], [0.0451, 0.0095]],
+        [[0.002, 0.005], [0.003, 0.013], [0.0002, 0.0001]],
+    ),
+    "row Adam": (
+        (E2, E2_START, sgd.GradientDescent(0.05, 3.0, update=U.row_adam(2, memory=0.1, beta=0.8))),
+        [10, 40],
+        [[0.481, 0.648], [0.748, 0.949], [0.0384, 0.0153]],
+        [[0.001, 0.002], [0.001, 0.003], [0.0002, 0.0001]],
+    ),
+    "inertia": (
+        (ERF, ERF_START, sgd.GradientDescent(0.5, 3.0, update=U.inertia(0.5, 0.02))),
+        [10, 40],
+        [[1.087, 1.162], [1.445, 1.592], [0.0364, 0.0279]],
+        [[0.003, 0.006], [0.007, 0.014], [0.0001, 0.0002]],
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_limit_of_networks(name):
+    (problem, start, algorithm), steps, expected, errors = NETWORKS[name]
+    arguments = {"steps": steps, "paths": 8192, "replicates": 4, "seed": 7, "progress": False}
+    result = sgd.solve_dmft(problem, algorithm, start, **arguments)
+    assert_close_to(result, np.array(expected), np.array(errors))
+
+
+def loop_step(state, gradient, lr, D, number):
+    def move(_, shift):
+        return shift - lr / D * gradient(state["weights"], shift)
+
+    return {"weights": jax.lax.fori_loop(0, 2, move, jnp.zeros_like(state["weights"]))}
+
+
+def test_a_compiled_loop_over_gradients_needs_direct_runs():
+    algorithm = sgd.GradientDescent(0.1, 2.0, update=U.own(loop_step))
+    with pytest.raises(ValueError, match="compiled loop"):
+        sgd.solve_dmft(LINEAR, algorithm, LINEAR_START, steps=[1])
+    with pytest.raises(ValueError, match="compiled loop"):
+        sgd.simulate(LINEAR, algorithm, LINEAR_START, steps=[1], dimension=20)
+    arguments = {"steps": [1], "dimension": 20, "method": "direct"}
+    twice = sgd.simulate(LINEAR, algorithm, LINEAR_START, **arguments)
+    plain = sgd.GradientDescent(0.1, 2.0)
+    arguments["steps"] = [2]
+    assert np.allclose(twice.M, sgd.simulate(LINEAR, plain, LINEAR_START, **arguments).M)
+
+
+def test_updates_of_each_coordinate_have_direct_runs_only():
+    algorithm = sgd.GradientDescent(0.1, 2.0, update=U.adam(memory=0.1))
+    with pytest.raises(ValueError, match="commute with rotations"):
+        sgd.solve_dmft(LINEAR, algorithm, LINEAR_START, steps=[1])
+    with pytest.raises(ValueError, match="commute with rotations"):
+        sgd.simulate(LINEAR, algorithm, LINEAR_START, steps=[1], dimension=20)
+    arguments = {"steps": [0, 10], "dimension": 20, "runs": 4, "method": "direct"}
+    with pytest.raises(ValueError, match="shared_data"):
+        sgd.simulate(LINEAR, algorithm, LINEAR_START, shared_data=True, **arguments)
+    result = sgd.simulate(LINEAR, algorithm, LINEAR_START, **arguments)
+    assert np.allclose(result.M[:, 0], 0.2)
+    assert np.allclose(result.Q[:, 0], 0.5)
+    assert np.all(result.train_risk[:, 1] < result.train_risk[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "match"),
+    [
+        (sgd.GradientDescent(0.1, update=U.momentum(memory=1.5)), "less than one"),
+        (sgd.GradientDescent(0.1, update=U.clipped(1.0, over="sample")), "one sample"),
+        (sgd.Langevin(0.1, temperature=0.1, update=U.inertia(0.5, 0.1)), "thermal noise"),
+        (sgd.Langevin(0.1, temperature=0.1, update=U.average(0.1)), "thermal noise"),
+        (sgd.GradientDescent(0.1, update=U.row_adam(2, memory=0.1)), "has 1 units"),
+    ],
+)
+def test_updates_that_do_not_suit_are_rejected(algorithm, match):
+    with pytest.raises(ValueError, match=match):
+        sgd.simulate(LINEAR, algorithm, LINEAR_START, steps=[1], dimension=20)
+
+
+def test_an_update_is_stored_with_its_algorithm():
+    algorithm = sgd.MultiPassSGD(0.1, 2.0, update=U.weight_decay(0.1, of=U.momentum(0.5)))
+    assert algorithm_from(algorithm.describe()).describe() == algorithm.describe()
+    assert "update" not in sgd.GradientDescent().describe()
