@@ -24,7 +24,7 @@ from sgdynamics.analysis import (
 )
 from sgdynamics.analysis.effective import dynamics, scaling
 from sgdynamics.analysis.protocols import optimise
-from sgdynamics.dynamics import fields, sliding, spiked_tensor, updates
+from sgdynamics.dynamics import axes, diagonal, fields, sliding, spiked_tensor, updates
 from sgdynamics.mean_field import particles
 from sgdynamics.sde import covariance
 from sgdynamics.simulation import running
@@ -48,12 +48,21 @@ FIRST_CALLS = [
     ),
     *(
         (module, "choose_quadrature")
-        for module in (fields, updates, plateau_growth, fixed_point_search, plateaus, large_batch)
+        for module in (
+            axes,
+            fields,
+            updates,
+            plateau_growth,
+            fixed_point_search,
+            plateaus,
+            large_batch,
+        )
     ),
     *((module, "run_cases") for module in (batch, exit_times, exit_simulation)),
     (particles, "_parameters"),
     (linear, "_means"),
     (expect, "estimate_expectation"),
+    (diagonal, "solve_law"),
     (sliding, "solve_infinite_snr"),
     (spiked_tensor, "integrate_spiked"),
     (spiked_tensor, "spiked_step_length"),

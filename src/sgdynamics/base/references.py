@@ -679,6 +679,18 @@ REFERENCES: dict[str, Reference] = {
             "eprint": "2505.16098",
         },
     ),
+    "garcia2026diagonal": Reference(
+        "misc",
+        (
+            r"Garc{\'\i}a Malaxechebarr{\'\i}a, Bego{\~n}a and Paquette, Courtney "
+            r"and Drusvyatskiy, Dmitriy and Fazel, Maryam"
+        ),
+        ("High-dimensional limit of {SGD} for diagonal linear networks"),
+        2026,
+        {
+            "eprint": "2605.17177",
+        },
+    ),
     "woodworth2020kernel": Reference(
         "inproceedings",
         (
@@ -740,7 +752,11 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "models.gan": ("wang2019solvable",),
     "MultiPassSGD": ("mignacco2021stochasticity",),
     "PersistentSGD": ("mignacco2021stochasticity",),
-    "DiagonalNetwork": ("woodworth2020kernel", "thrampoulidis2015regularized"),
+    "DiagonalNetwork": (
+        "garcia2026diagonal",
+        "woodworth2020kernel",
+        "thrampoulidis2015regularized",
+    ),
     "updates.momentum": ("polyak1964some", "sutskever2013importance"),
     "updates.nesterov": ("nesterov1983method", "sutskever2013importance"),
     "updates.polyak": ("polyak1992acceleration", "ruppert1988efficient"),

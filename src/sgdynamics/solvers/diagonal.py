@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import xarray as xr
 
+from sgdynamics.algorithms.fixed_data import validate_fixed_data
 from sgdynamics.base import checks
 from sgdynamics.fixed_data.diagonal_runs import DiagonalRuns
 from sgdynamics.results.build import build_result, divergence_warning
@@ -27,6 +28,7 @@ def solve_paths(arguments: DMFTArguments) -> xr.Dataset:
     paths. That is of order 1/paths, so that a third of the change from a quarter of the paths is
     the bias.
     """
+    validate_fixed_data(arguments.algorithm)
     reason = "diagonal networks are solved by paths of their weights"
     arguments.require_defaults(reason, "two_time", "method", "cells")
     call = arguments.validate()

@@ -193,6 +193,10 @@ def solve_dmft(
     are ``overlap``, ``squared_norm``, ``excess_risk``, ``risk``, ``train_risk`` and
     ``layer_change``, without standard errors. One pass is solved by cells as above.
 
+    **Diagonal networks.** The paths of a ``DiagonalNetwork`` are coordinates of the network, whose
+    bias a quarter of them measures. The variables are those of ``solve_ode`` and ``train_risk``,
+    with standard errors; ``two_time``, ``cells`` and ``method`` do not apply.
+
     **Wide networks.** For a ``WideNetwork`` the paths are quasi-random neurons of each layer, and
     the basis is that of the features and gradients of all steps so far. ``tolerance`` defaults to
     3e-3 there. More than a tenth as many directions as neurons raise ValueError, because a finite
