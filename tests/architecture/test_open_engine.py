@@ -33,22 +33,36 @@ KINDS = {
 }
 # Files that branch on the class of a problem, a loss or an algorithm, and how often.
 BY_CLASS = {
+    "algorithms/equations.py": 3,  # which step is printed
     "algorithms/one_pass.py": 1,
+    "algorithms/workers.py": 2,
     "analysis/exit_dmft.py": 1,
     "analysis/plateaus.py": 1,  # a plateau needs a student that can represent its teacher
     "analysis/repeats.py": 1,
     "dynamics/choice.py": 1,  # which dynamics
+    "dynamics/diagonal.py": 2,
+    "dynamics/equations.py": 4,  # which equations are printed
     "expectations/choice.py": 5,  # which expectation
+    "fixed_data/deep_linear_direct.py": 1,
+    "fixed_data/deep_linear_runs.py": 2,  # a data set or fresh batches
+    "fixed_data/diagonal_runs.py": 1,
+    "fixed_data/equations.py": 2,
+    "fixed_data/message_passing.py": 1,
     "fixed_data/sample_stability.py": 2,  # phase retrieval
+    "ode/equations.py": 1,
     "problems/contexts.py": 1,
+    "problems/equations.py": 14,  # which loss is printed
     "problems/spiked_tensor.py": 1,
-    "problems/starts.py": 3,  # which start
+    "problems/starts.py": 2,  # which start
+    "problems/students.py": 2,  # which students have expectations of pairs
     "results/clock.py": 2,  # t counts lr steps on fixed data, lr steps/d on fresh samples
     "results/records.py": 2,
+    "solvers/deep_linear.py": 1,
     "solvers/dmft.py": 1,
-    "solvers/dmft_cells.py": 1,
+    "solvers/dmft_cells.py": 2,
     "solvers/large_batch.py": 1,
     "solvers/linear.py": 1,  # which students are linear
+    "statics/erm.py": 2,  # which students are linear predictors
     "sweeps/job.py": 1,
 }
 # Files that branch on a string in the attribute `kinds`, besides the support table and the choice

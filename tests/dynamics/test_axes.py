@@ -64,8 +64,8 @@ def test_two_axes_against_numpy():
     result = sgd.solve_ode(problem, algorithm, start, alpha=[1.0])
     M = result.M.values[0, 0, 0]
     bulk = result.Q.values[0, 0, 0, 0] - np.sum(M**2)
-    axes, rest = numpy_runs(200, 200, 200, 0)
-    for value, expected in ((axes[:, 0], M[0]), (axes[:, 1], M[1]), (rest, bulk)):
+    axes, bulk_squares = numpy_runs(200, 200, 200, 0)
+    for value, expected in ((axes[:, 0], M[0]), (axes[:, 1], M[1]), (bulk_squares, bulk)):
         error = Z * value.std(ddof=1) / np.sqrt(len(value)) + 2 / 200
         assert abs(value.mean() - expected) < error
 

@@ -134,13 +134,13 @@ def test_exact_and_direct_runs_agree_with_the_ode(workers):
 
 
 def test_the_largest_stable_rate():
-    for every, expected in ((0.1, 4.327170), (0.5, 2.920960)):
-        workers = LOCAL.replace(every=every)
+    for period, expected in ((0.1, 4.327170), (0.5, 2.920960)):
+        workers = LOCAL.replace(every=period)
         limit = sgd.largest_stable_lr(workers)
         assert abs(limit - expected) < 1e-6
         factors = []
         for lr in (0.999 * limit, 1.001 * limit):
-            tau = lr * every
+            tau = lr * period
             factors.append(0.75 * np.exp(-2 * tau) + np.exp(-(2 - lr) * tau) / 4)
         assert factors[0] < 1 < factors[1]
     assert sgd.largest_stable_lr(sgd.OnePassSGD(batch=3)) == 6.0

@@ -173,7 +173,7 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
         for key in ("problem", "algorithm")
     )
     has_start = problem.get("kind") not in STATING_START
-    first = start_from(result, 0) if has_start else None
+    first: Any = start_from(result, 0) if has_start else None
     if not has_start:
         overlaps = {}
     elif "r2" in result:

@@ -1,8 +1,8 @@
 """Sign SGD and Adam where the teacher has few coordinates, as the solvers see them.
 
 A linear student f = w.x with the teacher w* on K axes has K coordinates of its own and a bulk,
-whose teacher is 0. With u = w - w* on the axes, B the squared norm of the bulk, the residual's
-variance R = |u|^2 + B + noise and per unit of tau = steps/d (derived in `docs/theory.md`)::
+whose teacher is 0. With u = w - w* on the axes, B the squared norm of the bulk, the variance R =
+|u|^2 + B + noise of the residual and per unit of tau = steps/d (derived in `docs/theory.md`)::
 
     sign:  du_j = -lr (2/pi) arcsin(u_j/sqrt(R)),     dB = -(4 lr/pi) B/sqrt(R) + lr^2
     Adam:  du_j = -lr (u_j/(sqrt(v_j^) + eps) + wd w_j),     dv_j = c (R + 2 u_j^2 - v_j)

@@ -45,15 +45,12 @@ class DeepLinearDynamics(SolverDynamics[DeepStart]):
 
     def __init__(self, problem: DeepLinear, algorithm: OnePassSGD | FixedData) -> None:
         self.problem = problem
-        if self.has_data:
-            self.algorithm: Any = _validate(validate_fixed_data(algorithm))
-        else:
-            one_pass = validate_algorithm(algorithm, problem=problem)
-            if one_pass.flow:
-                fix = "gradient flow makes no steps. Use a learning rate above 0."
-                raise checks.reject("lr", algorithm.lr, fix)
-            self.algorithm = _validate(one_pass)
+        self.algorithm: Any = _validate(self.validate_algorithm(algorithm))
         self.last_step = 0
+
+    def validate_algorithm(self, algorithm: Any) -> OnePassSGD | FixedData:
+        """The algorithm, validated for this dynamics."""
+        return validate_algorithm(algorithm, problem=self.problem)
 
     @property
     def parameters(self) -> Parameters:
@@ -178,6 +175,9 @@ class DeepDataDynamics(DeepLinearDynamics):
     has_data: ClassVar[bool] = True
     assumptions: ClassVar[str] = "Gaussian inputs, a fixed data set, random initial weights"
 
+    def validate_algorithm(self, algorithm: Any) -> FixedData:
+        return validate_fixed_data(algorithm)
+
 
 def _validate(algorithm: OnePassSGD | FixedData) -> OnePassSGD | FixedData:
     """Raise ValueError for an algorithm that deep linear networks do not support."""
@@ -192,6 +192,9 @@ def _validate(algorithm: OnePassSGD | FixedData) -> OnePassSGD | FixedData:
     if algorithm.head_rate != 1.0:
         fix = "the parametrisation sets the rates of all layers. Omit head_rate."
         raise checks.reject("head_rate", algorithm.head_rate, fix)
+    if getattr(algorithm, "flow", False):
+        fix = "gradient flow makes no steps. Use a learning rate above 0."
+        raise checks.reject("lr", algorithm.lr, fix)
     update = getattr(algorithm, "update", None)
     is_supported = update is None or (
         velocity_of(algorithm) in ("momentum", "nesterov") and set(update.numbers) == {"beta"}

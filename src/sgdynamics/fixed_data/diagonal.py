@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -267,7 +267,7 @@ def observe(
     """The variables of a result."""
     a = state.u * state.v
     counts = jnp.zeros(setup.atoms).at[parameters.atom].add(1.0)
-    values = {
+    values: dict[str, Numeric] = {
         "excess_risk": 0.5 * jnp.mean(_error(parameters, state) ** 2),
         "overlap": jnp.mean(a * parameters.teacher),
         "squared_norm": jnp.mean(a**2),
@@ -343,7 +343,8 @@ def advance_states(
         number: IntScalar, carry: tuple[DiagonalState, Int[Numeric, " runs"]]
     ) -> tuple[DiagonalState, Int[Numeric, " runs"]]:
         states, last_good = carry
-        values = at_step(parameters, number)
+        # The schedule is that of all algorithms; only the types of the parameters differ.
+        values: DiagonalParameters = cast(Any, at_step)(parameters, number)
         states = jax.vmap(lambda state, key: advance_step(setup, values, state, key, number))(
             states, keys
         )

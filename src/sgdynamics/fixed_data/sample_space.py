@@ -117,8 +117,8 @@ def combine_rows(
     """A W + B W* in the orthonormal basis, whose first K directions span the signals."""
     p, K = rows.shape[0], setup.structure.signals
     combined = jnp.einsum("pq,qbk->pbk", coefficients[:, :p], rows)
-    along = jnp.einsum("pr,brk->pbk", coefficients[:, p:], parameters["frame"].astype(rows.dtype))
-    return combined.at[:, :, :K].add(along)
+    signal_rows = jnp.einsum("pr,brk->pbk", coefficients[:, p:], parameters["frame"].astype(rows.dtype))
+    return combined.at[:, :, :K].add(signal_rows)
 
 
 def add_repeated_visits(

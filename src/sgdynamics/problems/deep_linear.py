@@ -131,6 +131,12 @@ class DeepLinear:
         return self._covariance.spectrum  # type: ignore[attr-defined]
 
     @property
+    def fractions(self) -> np.ndarray:
+        """Shares of the coordinates in the covariance blocks."""
+        covariance: Covariance = self._covariance  # type: ignore[attr-defined]
+        return np.asarray(covariance.fractions, np.float64)
+
+    @property
     def blocks(self) -> int:
         """Number of covariance blocks."""
         return len(input_covariance.eigenvalues(self.parameters))
@@ -143,7 +149,7 @@ class DeepLinear:
         covariance: Covariance = self._covariance  # type: ignore[attr-defined]
         return scalars | {
             "eigenvalues": np.asarray(covariance.eigenvalues, np.float64),
-            "fractions": np.asarray(covariance.fractions, np.float64),
+            "fractions": self.fractions,
             "teacher": self._norms,  # type: ignore[attr-defined]
         }
 
@@ -177,8 +183,7 @@ class DeepLinear:
         """
         if self.spectrum is not None:
             return self.spectrum.multiplicities
-        fractions = input_covariance.fractions(self.parameters)
-        return input_covariance.block_sizes(fractions, dimension)
+        return input_covariance.block_sizes(self.fractions, dimension)
 
     def gain_and_rates(self, width_per_dimension: float) -> tuple[float, np.ndarray]:
         """Return the gain g and the relative rates of the layers at a ratio N/d.

@@ -304,7 +304,7 @@ def _along_axes(frame: np.ndarray, signals: int) -> np.ndarray:
     rows = np.zeros_like(frame)
     rows[:count, :count] = np.eye(count)
     if len(frame) > count and frame.shape[1] > len(frame):
-        # Without its first columns, the factor of a Gaussian matrix is random in the others.
+        # Without its first columns a random frame has random directions in the other coordinates.
         rows[count:, count:] = np.linalg.qr(frame[count:, count:].T)[0].T
     elif len(frame) > count:
         rows[count:, count:] = np.eye(len(frame) - count, frame.shape[1] - count)

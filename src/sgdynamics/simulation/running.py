@@ -70,7 +70,7 @@ NO_OBSERVATION = Observation()
 
 @dataclass(frozen=True)
 class Resources:
-    """What the runs of a simulator need.
+    """Memory and sizes of the runs of a simulator.
 
     Attributes
     ----------
@@ -157,7 +157,7 @@ class Simulator(ABC):
         return self
 
     def resources(self, steps: float = 0.0) -> Resources:
-        """What runs of this many steps need."""
+        """Memory and sizes of runs of this many steps."""
         return Resources()
 
     def leaves(self, state: PyTree) -> list[Any]:

@@ -56,10 +56,8 @@ def solve_limit(arguments: DMFTArguments) -> xr.Dataset:
 
 def limit_sizes(problem: DeepLinear, samples_per_dimension: float) -> DeepSizes:
     """Sizes of the spaces in units of d."""
-    parameters = problem.parameters
-    fractions = input_covariance.fractions(parameters)
-    width = parameters["width_per_dimension"]
-    return DeepSizes(samples_per_dimension, fractions, width)
+    width = problem.parameters["width_per_dimension"]
+    return DeepSizes(samples_per_dimension, problem.fractions, width)
 
 
 def require_many_coordinates(problem: DeepLinear) -> None:

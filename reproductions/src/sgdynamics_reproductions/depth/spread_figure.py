@@ -11,8 +11,8 @@ from sgdynamics import DeepLinear, GradientDescent, simulate, solve_dmft
 from sgdynamics.base import checks
 from sgdynamics_reproductions.drawing import draw_runs, finish, panels, readable
 
-SIZES = (50, 200, 800)
-STEPS = np.array([2, 5, 10, 15, 20])
+SIZES = (100, 400, 1600)
+STEPS = np.array([2, 5, 10, 15])
 
 
 def figure_3(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
@@ -84,7 +84,7 @@ def _draw(data: xr.Dataset) -> Any:
         draw_runs(axes[0], x, runs, f"C{row}", f"runs, d = {d}", bars=np.sqrt(len(runs)))
     axes[0].set(xlabel="step", ylabel="excess risk", title="mean and standard deviation of runs")
     spread = data.excess_runs.std("run", ddof=1)
-    for column in (1, 2, 4):
+    for column in (1, 2, 3):
         step = int(data.step[column])
         axes[1].loglog(data.d, spread.isel(step=column), "o", color=f"C{column}")
         scale = float((spread.isel(step=column) * np.sqrt(data.d)).mean())

@@ -498,8 +498,8 @@ def private(data: xr.Dataset) -> Judgement:
 @judge_of(
     "figure_8",
     "optimisers on a fixed data set, DMFT and direct runs",
-    "DMFT of each optimiser is the limit of its runs; heavy ball is stable up to its edge; SAM ends "
-    "at flatter points",
+    "DMFT of each optimiser is the limit of its runs; heavy ball is stable up to its edge; SAM "
+    "ends at flatter points",
 )
 def fixed_data(data: xr.Dataset) -> Judgement:
     """Compare runs with DMFT, the edge of stability with its formula, and test the sharpness."""

@@ -65,7 +65,7 @@ def start_chooses_the_norm(data: xr.Dataset) -> Judgement:
         ),
         _on_limit("so is its L1 norm", data.l1_norm_runs.values, data.l1_norm_expected.values, d),
         count_wrong("all runs interpolate", unfinished, data.train_risk_runs.size),
-        count_wrong("the ends are the least L1 and L2 norm", sum(is_wrong), 2),
+        count_wrong("the ends are the least L1 and L2 norm", int(sum(is_wrong)), 2),
         count_wrong("the risk rises with the start", rises, len(curve) - 1),
     )
 
