@@ -121,14 +121,17 @@ def attention() -> Panel:
 
 
 def forecasts() -> Panel:
-    """The loss of a language model under one schedule, predicted from a run under another."""
-    fit = sgd.forecast([LOSS_CURVES / "25M_wsdcon_9.csv"])
-    measured = np.genfromtxt(LOSS_CURVES / "25M_constant_24000.csv", delimiter=",", names=True)
-    steps, losses = measured["step"], measured["loss"]
-    late = steps > 4000
-    schedule = sgd.schedules.constant(float(measured["lr"].max()), steps=float(steps[-1]))
-    prediction = fit.predict(schedule, steps=steps[late])
-    curves = [curve("predicted", steps[late] / 1000, prediction.loss, losses[late][None, :])]
+    """The loss of a language model under a fourth schedule, predicted from three measured runs."""
+    names = ("25M_cosine_24000", "25M_constant_24000", "25M_wsdcon_9")
+    fit = sgd.forecast([LOSS_CURVES / f"{name}.csv" for name in names], warn=False)
+    measured = np.genfromtxt(LOSS_CURVES / "25M_wsd_20000_24000.csv", delimiter=",", names=True)
+    late = measured["step"] > 5000
+    steps, losses = measured["step"][late], measured["loss"][late]
+    schedule = sgd.schedules.wsd(
+        3e-4, 24000, warmup=2160, decay=1 / 6, final=0.1, shape="exponential"
+    )
+    prediction = fit.predict(schedule, steps=steps)
+    curves = [curve("predicted", steps / 1000, prediction.loss, losses[None, :])]
     labels = ("steps / 1000", "loss of a language model")
     return panel("Forecasts of real runs", *labels, curves)
 
@@ -158,7 +161,7 @@ def draw(values: Panel, file: Path) -> None:
             points = (entry["runs_x"], entry["mean"], entry["error"])
             ax.errorbar(*points, fmt="o", ms=2.6, color=colour, lw=0.8)
         elif "mean" in entry:
-            ax.plot(entry["runs_x"], entry["mean"], ".", color="#bbbbbb", ms=2, zorder=1)
+            ax.plot(entry["runs_x"], entry["mean"], "k.", ms=1.5, zorder=3, label="measured")
     ax.set(xlabel=values["xlabel"], ylabel=values["ylabel"], **values["axes"])
     ax.set_title(values["title"], fontsize=10)
     ax.legend(frameon=False, fontsize=7)

@@ -30,12 +30,21 @@ class LeastSquares(NamedTuple):
 
     Attributes
     ----------
-    M, Q : ndarray
-        Overlap with the signal, and squared norm of the weights.
+    M : ndarray
+        Overlap with the signal.
+    Q : ndarray
+        Squared norm of the weights.
     risk : ndarray
         Population risk, with half of the noise.
     train_risk : ndarray
         Mean loss over the data set.
+
+    Examples
+    --------
+    >>> algorithm = sgd.GradientDescent(lr=0.4, samples_per_dimension=2.0)
+    >>> means = sgd.papers.optimisers.least_squares(algorithm, [0, 5], M=0.2, Q=0.5)
+    >>> round(float(means.M[0]), 9)
+    0.2
     """
 
     M: np.ndarray
