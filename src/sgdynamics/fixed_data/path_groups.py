@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from sgdynamics.algorithms.epochs import Visits
-from sgdynamics.base.arrays import Numeric, Parameters
+from sgdynamics.base.arrays import IntScalar, Numeric, Parameters
 from sgdynamics.base.code_generator import QuicklyCompiled
 from sgdynamics.fixed_data import conditioning
 from sgdynamics.fixed_data.bounded_memory import Memory, discard_directions
@@ -70,7 +70,7 @@ class PathGroup:
     last_good: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     bin_widths: list[int] = field(default_factory=list)  # passes per bin, where memory is bounded
     answered: int = 0  # passes of an unfinished step
-    reached: Any = 0  # the pass at which the last dispatch ends
+    reached: IntScalar = 0  # the pass at which the last dispatch ends
 
     @property
     def capacity(self) -> int:

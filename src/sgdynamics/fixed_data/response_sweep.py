@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -193,7 +193,7 @@ class _ResponseGroup:
     number: int = 0
     has_sums: bool = False
     last_good: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    reached: Any = 0  # the step at which the last dispatch ends
+    reached: IntScalar = 0  # the step at which the last dispatch ends
 
     @property
     def capacity(self) -> int:
