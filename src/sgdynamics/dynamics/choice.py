@@ -45,5 +45,5 @@ def dynamics_of(
         return SpikedDynamics(problem, one_pass)
     if one_pass.stepping is not None:
         return UpdateDynamics(problem, one_pass)
-    kind = SlidingDynamics if "snr = inf" in problem.kinds else FieldDynamics
-    return kind(problem, one_pass)
+    one_pass_kind = SlidingDynamics if "snr = inf" in problem.kinds else FieldDynamics
+    return one_pass_kind(problem, one_pass)
