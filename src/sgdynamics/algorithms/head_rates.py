@@ -31,7 +31,10 @@ def is_static(rate: object) -> bool:
 class HasHeadRate(Protocol):
     """An algorithm with a rate of the head."""
 
-    head_rate: Any
+    @property
+    def head_rate(self) -> Any:
+        """Learning rate of the head relative to that of the rows."""
+        ...
 
 
 Algorithm = TypeVar("Algorithm", bound=HasHeadRate)

@@ -465,7 +465,7 @@ def constant_rate(algorithm: OnePassSGD, subject: str) -> float:
     return float(algorithm.lr)
 
 
-def constant_head_rate(algorithm: OnePassSGD, subject: str) -> float:
+def constant_head_rate(algorithm: OnePassSGD, subject: str) -> Any:
     """Return the rate of the head, or raise ValueError if it is a schedule."""
     rates = algorithm.head_rate
     by_leaf = rates.values() if isinstance(rates, Mapping) else (rates,)

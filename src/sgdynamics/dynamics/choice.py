@@ -61,5 +61,5 @@ def dynamics_of(
     if one_pass.stepping is not None:
         has_axes = one_pass.law is not None and one_pass.law.axes
         return (AxesDynamics if has_axes else UpdateDynamics)(problem, one_pass)
-    kind = SlidingDynamics if "snr = inf" in problem.kinds else FieldDynamics
-    return kind(problem, one_pass)
+    one_pass_kind = SlidingDynamics if "snr = inf" in problem.kinds else FieldDynamics
+    return one_pass_kind(problem, one_pass)

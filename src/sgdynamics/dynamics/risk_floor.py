@@ -147,7 +147,7 @@ class RiskFloor:
         def evaluate_next(index: IntScalar, values: Numeric) -> Numeric:
             """V at the state itself, then with the scale that its value allows."""
             scale = jnp.where(index == 0, 1.0, 1 - next_delta(values[0]))
-            return values.at[index].set(scaled_value(scale))
+            return jnp.asarray(values).at[index].set(scaled_value(scale))
 
         # A loop rather than two calls, so that the quadrature is compiled once.
         value, scaled = jax.lax.fori_loop(0, 2, evaluate_next, jnp.zeros(2))

@@ -12,7 +12,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, RandomKeys
 from sgdynamics.base.precision import float64
 from sgdynamics.base.random import run_keys
-from sgdynamics.fixed_data.deep_linear_runs import hyperparameters_of
+from sgdynamics.fixed_data.deep_linear_runs import group_within_memory, hyperparameters_of
 from sgdynamics.fixed_data.diagonal import (
     DiagonalParameters,
     DiagonalSetup,
@@ -26,9 +26,13 @@ from sgdynamics.fixed_data.diagonal import (
 )
 from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.samples import input_covariance
-from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, Simulator
-
-GROUP_BYTES = 1 << 28  # memory of the runs that advance together
+from sgdynamics.simulation.running import (
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    Resources,
+    Simulator,
+)
 
 
 class DiagonalRuns(Simulator):
@@ -129,17 +133,13 @@ class DiagonalRuns(Simulator):
     def grain(self) -> int:
         return 1
 
-    @property
-    def size(self) -> tuple[int, ...]:
-        return () if self.setup.method == "limit" else (self.setup.samples, self.setup.dimension)
-
-    def bytes_per_run(self, steps: float = 0.0) -> float:
+    def resources(self, steps: float = 0.0) -> Resources:
+        setup = self.setup
         # The state, and a copy while a step changes it
-        capacity = max(self.capacity, capacity_of(self.setup, int(steps)))
-        return 16.0 * self.setup.count_numbers(capacity)
-
-    def largest_group(self) -> int:
-        return int(max(1, min(1 << 10, GROUP_BYTES // self.bytes_per_run())))
+        capacity = max(self.capacity, capacity_of(setup, int(steps)))
+        bytes_per_run = 16.0 * setup.count_numbers(capacity)
+        size = () if setup.method == "limit" else (setup.samples, setup.dimension)
+        return Resources(bytes_per_run, group_within_memory(bytes_per_run), size)
 
     def state_values(self, state: DiagonalState) -> dict[str, Any]:
         """The predictor weights and the teacher weights by coordinate, for figures and tests."""

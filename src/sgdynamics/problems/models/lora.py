@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import ArrayArgument, Function, Numeric, Parameters
+from sgdynamics.base.arrays import ArrayArgument, Function, Numeric, Parameters, Scalar
 from sgdynamics.problems.activations import Activation, ActivationLike, student_activation
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.models.model import model, validate_noise
@@ -39,7 +39,7 @@ class LoraLoss:
         top: dict[str, Any],
         noise_draw: Numeric,
         parameters: Parameters,
-    ) -> Float[Numeric, ""]:
+    ) -> Scalar:
         frozen, shift = signals[:-1], signals[-1]
         weights = parameters["head"]
         output = weights @ self.activation(frozen + top["B"] @ fields)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Function, Numeric, Parameters
+from sgdynamics.base.arrays import Function, Numeric, Parameters, Scalar
 from sgdynamics.problems.activations import Activation, ActivationLike, student_activation
 from sgdynamics.problems.losses import squared
 from sgdynamics.problems.models.model import model, validate_noise
@@ -52,7 +52,7 @@ class MlpLoss:
         top: dict[str, Any],
         noise_draw: Numeric,
         parameters: Parameters,
-    ) -> Float[Numeric, ""]:
+    ) -> Scalar:
         label = self.teacher(signals) + jnp.sqrt(parameters["noise"]) * noise_draw
         return squared(self.output(fields, top), label)
 
