@@ -16,7 +16,7 @@ RUNS, SPREAD = 40, 0.02
 X = np.linspace(0.5, 1.5, 11)
 
 
-def made(cases, limit, **attributes):
+def comparison_about(cases, limit, **attributes):
     """Data whose runs lie about the limits."""
     limit = np.asarray(limit, np.float64)
     runs = [about(line, SPREAD * line.max(), RUNS, seed) for seed, line in enumerate(limit)]
@@ -28,42 +28,44 @@ def made(cases, limit, **attributes):
 @cache
 def perceptron():
     cases = ("Bayes-optimal, AMP", "best ridge", "max margin", "one-pass SGD")
-    data = made(cases, [[0.25, 0.13], [0.26, 0.15], [0.26, 0.14], [0.28, 0.17]])
+    data = comparison_about(cases, [[0.25, 0.13], [0.26, 0.15], [0.26, 0.14], [0.28, 0.17]])
     return data.assign(needed=("case", np.array(judges.NEEDED)))
 
 
 @cache
 def phase():
-    data = made(["message passing"], [[0.22, 0.48, 1.0]], spinodal=1.12847141, threshold=0.5)
+    data = comparison_about(
+        ["message passing"], [[0.22, 0.48, 1.0]], spinodal=1.12847141, threshold=0.5
+    )
     return data.assign(bayes=("x", np.where(X > 1.0001, 1.0, 0.5)))
 
 
 @cache
 def units():
     cases = ("sum of the units", "difference of the units")
-    return made(cases, [[0.6, 0.81, 0.88], [0.01, 0.49, 0.77]], threshold=2.05239)
+    return comparison_about(cases, [[0.6, 0.81, 0.88], [0.01, 0.49, 0.77]], threshold=2.05239)
 
 
 @cache
 def classifier():
     floor = {"best": 0.256174, "best_decay": 0.06, "bayes": 0.256156}
-    return made(("logistic", "squared"), [[0.266, 0.256], [0.27, 0.26]], **floor)
+    return comparison_about(("logistic", "squared"), [[0.266, 0.256], [0.27, 0.26]], **floor)
 
 
 @cache
 def ridge():
-    return made(("best", "little"), [[0.07, 0.027], [0.074, 0.058]])
+    return comparison_about(("best", "little"), [[0.07, 0.027], [0.074, 0.058]])
 
 
 @cache
 def huber():
-    return made(("huber", "squared"), [[1.3, 0.3, 0.1], [1.8, 0.53, 0.2]])
+    return comparison_about(("huber", "squared"), [[1.3, 0.3, 0.1], [1.8, 0.53, 0.2]])
 
 
 @cache
 def links():
     cases = ("abs(z)", "z^2 with noise 1", "sign(z^2 - 1)")
-    data = made(cases, [[0.23, 0.64], [0.2, 0.5], [0.4, 0.74]])
+    data = comparison_about(cases, [[0.23, 0.64], [0.2, 0.5], [0.4, 0.74]])
     return data.assign(threshold=("case", [0.5, 0.6466, 0.925]))
 
 

@@ -174,10 +174,10 @@ def test_heavy_tailed_noise(noise, fisher, density):
     Z, dZ = table @ weights, table @ (weights * eta) / np.sqrt(1 - q)
     J = np.sum(dZ**2 / Z) * (x[1] - x[0])
     with jax.enable_x64(True):
-        found = channel.information(q)
-        assert pytest.approx(J, rel=3e-4) == found.J
+        moments = channel.information(q)
+        assert pytest.approx(J, rel=3e-4) == moments.J
         slope = (channel.information(q + step).psi - channel.information(q - step).psi) / (2 * step)
-        assert slope == pytest.approx(found.J / 2, rel=1e-3)
+        assert slope == pytest.approx(moments.J / 2, rel=1e-3)
         # nothing but the noise is left of a signal that is known
         assert pytest.approx(fisher, rel=5e-3) == channel.information(1 - 1e-6).J
 

@@ -43,7 +43,7 @@ from sgdynamics.fixed_data.spectral_start import (
     linear_passing,
     power_keys,
     random_direction,
-    rescaled,
+    rescale,
 )
 from sgdynamics.fixed_data.update_memory import UpdateMemory, first_memory
 from sgdynamics.problems.frames import compressed_rows, place_signals, signal_frames
@@ -247,7 +247,7 @@ class DirectFixedData(Simulator):
         frame = np.asarray(self.parameters["frame"], np.float64)
         rows = np.asarray(state.rows, np.float64)
         M, Q = direct_overlaps(np, self.structure.signals, self.edges, frame, rows)
-        moved, messages = rescaled(self.problem, spectral, state.rows, state.messages, M, Q)
+        moved, messages = rescale(self.problem, spectral, state.rows, state.messages, M, Q)
         return state._replace(rows=moved, messages=messages)
 
     def restore(self, chosen: np.ndarray, leaves: list[np.ndarray], now: int) -> Weights:

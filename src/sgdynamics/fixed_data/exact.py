@@ -33,7 +33,7 @@ from sgdynamics.fixed_data.spectral_start import (
     linear_passing,
     power_keys,
     random_direction,
-    rescaled,
+    rescale,
 )
 from sgdynamics.problems.frames import compressed_rows, signal_frames
 from sgdynamics.problems.overlap_starts import Start
@@ -128,7 +128,7 @@ class ExactFixedData(Simulator):
         )
         overlaps = _observe(setup, self.step_parameters.parameters, state)
         M, Q = (np.asarray(overlaps[name]) for name in ("M", "Q"))
-        rows, messages = rescaled(self.problem, spectral, state.rows, state.messages, M, Q)
+        rows, messages = rescale(self.problem, spectral, state.rows, state.messages, M, Q)
         return state._replace(rows=rows, messages=messages)
 
     def advance(

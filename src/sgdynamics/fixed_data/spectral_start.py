@@ -89,8 +89,8 @@ def spectral_start(problem: Problem, passing: MessagePassing, alpha: float) -> S
         raise checks.reject("samples_per_dimension", alpha, fix)
     cosine2 = law.cosine2(alpha)
     shrunk = law.H / (1.0 + cosine2 * law.H)
-    rest = alpha * (1.0 - cosine2) ** 2 * float(law.weights @ shrunk**2)
-    return SpectralStart(law.threshold, cosine2, 1.0 / np.sqrt(rest))
+    decay = alpha * (1.0 - cosine2) ** 2 * float(law.weights @ shrunk**2)
+    return SpectralStart(law.threshold, cosine2, 1.0 / np.sqrt(decay))
 
 
 class SpectralLaw(NamedTuple):
@@ -183,7 +183,7 @@ def linear_passing(passing: MessagePassing, start: SpectralStart) -> MessagePass
     return replace(passing, linear=start.cosine2)
 
 
-def rescaled(
+def rescale(
     problem: Problem,
     start: SpectralStart,
     rows: Numeric,

@@ -70,10 +70,10 @@ class BayesCurve:
         for count in NODE_COUNTS:
             u = chebyshev.chebpts1(count)
             s = (1 + u) / 2
-            known = moments
+            previous = moments
             moments = [
-                known[index // 3]
-                if known and index % 3 == 1
+                previous[index // 3]
+                if previous and index % 3 == 1
                 else self.channel.information(self.rho * (1 - s[index] ** 2))
                 for index in range(count)
             ]

@@ -18,7 +18,7 @@ from sgdynamics import (
     simulate,
 )
 from sgdynamics.base import checks
-from sgdynamics_reproductions.drawing import finish, panels
+from sgdynamics_reproductions.drawing import finish, panels, ticks
 from sgdynamics_reproductions.statics import learners
 from sgdynamics_reproductions.statics.comparison import comparison, draw_comparison
 
@@ -119,6 +119,7 @@ def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     fig, axes = panels(1, 5.6, 4.2)
     draw_comparison(axes[0], data)
     axes[0].set(xlabel="samples/d", ylabel="classification error", xscale="log", yscale="log")
+    ticks(axes[0], [0.5, 1.0, 2.0, 5.0])
     finish(fig, axes, f"sign labels: limits (lines), {count} runs at d = {d} (points, 2 errors)")
     return fig, data
 

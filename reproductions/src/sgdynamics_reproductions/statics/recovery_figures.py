@@ -14,7 +14,7 @@ from sgdynamics.fixed_data.message_passing import MessagePassing
 from sgdynamics.fixed_data.spectral_start import spectral_law
 from sgdynamics.problems.likelihoods import likelihood_of
 from sgdynamics.statics.channel_states import state_channel
-from sgdynamics_reproductions.drawing import finish, panels
+from sgdynamics_reproductions.drawing import finish, panels, ticks
 from sgdynamics_reproductions.statics import learners
 from sgdynamics_reproductions.statics.comparison import comparison, draw_comparison
 
@@ -54,7 +54,7 @@ def figure_2(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     seed = checks.integer("seed", seed, 0)
     d, count = (250, 16) if quick else (1000, 20)
     problem = TeacherStudent(width=1, activation="linear", teacher_activation="abs")
-    alpha, points = np.linspace(0.4, 1.5, 56), np.array(AMP_POINTS)
+    alpha, points = np.linspace(0.4, 1.7, 66), np.array(AMP_POINTS)
     curve, at_points = bayes_optimal(problem, alpha), bayes_optimal(problem, points)
     first = start(problem, M=[[AMP_FIRST]], Q=[[AMP_FIRST]])
     runs = np.empty((1, count, len(points)))
@@ -220,6 +220,7 @@ def figure_7(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     fig, axes = panels(1, 5.6, 4.2)
     draw_comparison(axes[0], data)
     axes[0].set(xlabel="samples/d", ylabel="squared cosine with the signal", xscale="log")
+    ticks(axes[0], [0.5, 1.0, 2.0, 5.0])
     finish(fig, axes, f"spectral estimates: limits (lines), {count} runs at d = {d} (points)")
     return fig, data
 

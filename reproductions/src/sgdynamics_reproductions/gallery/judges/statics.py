@@ -199,13 +199,13 @@ def outliers(data: xr.Dataset) -> Judgement:
 )
 def weak_recovery(data: xr.Dataset) -> Judgement:
     """Compare eigenvectors with the closed form, and thresholds with references."""
-    known = [list(data.case.values).index(case) for case in LINEAR]
+    indices = [list(data.case.values).index(case) for case in LINEAR]
     return judge_claims(
         f"{_deviations(data)}; thresholds {format_list(data.threshold.values.round(4))}",
         *_on_limits(data, 0.3, NEAR_THRESHOLD),
         agreement(
             "The thresholds are those of other programs",
-            data.threshold.values[known] / np.array(list(LINEAR.values())),
+            data.threshold.values[indices] / np.array(list(LINEAR.values())),
             0.0,
             1.0,
             tolerance=2e-4,
