@@ -182,11 +182,11 @@ def draw_data_sets(
         return Data(x, signals.astype(dtype), as_dtype(sample.loss_argument(draws), dtype))
 
     def draw_data_set(run: tuple[RandomKey, Numeric | None]) -> Data:
-        key, rows = jax.random.fold_in(run[0], 0), run[1]
+        key, own_signals = jax.random.fold_in(run[0], 0), run[1]
         position = placement
-        if rows is not None:
+        if own_signals is not None:
             axes = jnp.arange(placement.scale.shape[0])
-            position = Embedding(placement.scale, axes, rows)
+            position = Embedding(placement.scale, axes, own_signals)
         if chunks == 1:
             return draw_chunk(key, position)
         data = jax.lax.map(
