@@ -23,7 +23,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.integrate import solve_ivp
 
 from sgdynamics.base.arrays import Parameters
 from sgdynamics.samples import input_covariance
@@ -160,6 +159,8 @@ class TransportedLaw:
 
 def solve_law(law: TransportedLaw, times: np.ndarray, accuracy: float) -> LawSolution:
     """Integrate the law to the save points, in the variable of its rates."""
+    from scipy.integrate import solve_ivp  # here: it is slow to import, and networks do without
+
     state, per_row = law.initial(), law.shape[1] * law.shape[2]
     limit = BLOW_UP * max(1.0, law.noise + law.squared_error(law.weights_of(state)[1]))
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-from scipy import optimize
 
 from sgdynamics.base import checks
 from sgdynamics.problems.students import TRUTH
@@ -266,6 +265,8 @@ def best_share(
             problem, algorithm, alpha, generations, real, mixing, "fresh" if fresh else "continue"
         )
         return float(stages(solve_ode, sequence, start)["risk"].values[0, -1])
+
+    from scipy import optimize  # here: it is slow to import, and few calls need it
 
     minimum = optimize.minimize_scalar(
         last_risk, bounds=(0.01, 0.99), method="bounded", options={"xatol": 1e-5}
