@@ -146,7 +146,7 @@ class TransportedLaw:
         mean = np.einsum(by_weight, self.weights, self.fractions, a)
         square = np.einsum(by_weight, self.weights, self.fractions, a**2)
         size = np.einsum(by_weight, self.weights, self.fractions, np.abs(a))
-        return {
+        values = {
             "excess_risk": np.array(0.5 * self.squared_error(a)),
             "overlap": self.shares @ (self.teacher * mean),
             "squared_norm": self.shares @ square,
@@ -155,6 +155,7 @@ class TransportedLaw:
             "weight_mean": mean,
             "weight_square": square,
         }
+        return {name: np.asarray(value) for name, value in values.items()}
 
 
 def solve_law(law: TransportedLaw, times: np.ndarray, accuracy: float) -> LawSolution:

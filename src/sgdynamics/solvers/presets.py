@@ -12,6 +12,7 @@ from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.students import TRUTH
 from sgdynamics.solvers.ode import solve_ode
 from sgdynamics.solvers.stages import PREVIOUS, SavePoints, Stage, stages
+from sgdynamics.statics.roots import find_minimum
 
 # Problem, algorithm and save points of a stage
 StageArguments = tuple[Problem, OnePassSGD, SavePoints]
@@ -274,12 +275,7 @@ def best_share(
         )
         return float(stages(solve_ode, sequence, start)["risk"].values[0, -1])
 
-    from scipy import optimize  # here: it is slow to import, and few calls need it
-
-    minimum = optimize.minimize_scalar(
-        last_risk, bounds=(0.01, 0.99), method="bounded", options={"xatol": 1e-5}
-    )
-    return float(minimum.x)
+    return find_minimum(last_risk, 0.01, 0.99, xtol=1e-5).x
 
 
 def fine_tuning(

@@ -368,9 +368,11 @@ def _run_stage(
     if not entry.earlier and set(entry.shares) == {TRUTH}:
         initial = entry.start if isinstance(entry.start, Start) else start
         if isinstance(entry.start, str) and entry.start != "fresh":
-            is_only = stacked is None or set(stacked.rows) == {entry.start}
             # The result also has the internal state of an update.
-            initial = start_from(results[-1]) if is_only else stacked.select([entry.start]).start
+            if stacked is None or set(stacked.rows) == {entry.start}:
+                initial = start_from(results[-1])
+            else:
+                initial = stacked.select([entry.start]).start
         result = solver(stage.problem, stage.algorithm, initial, **save_points, **arguments)
         stacked = None
         if not is_last and isinstance(stage.problem, Problem):
