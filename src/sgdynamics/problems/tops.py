@@ -39,7 +39,7 @@ class Top:
         Shape of each leaf.
     """
 
-    tree: jax.tree_util.PyTreeDef
+    tree: Any
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
 
