@@ -284,6 +284,12 @@ class StatedLikelihood:
         Variance of additive Gaussian noise.
     kinks : tuple
         Planes along which the function has a kink, or numbers for all axes.
+
+    Examples
+    --------
+    >>> law = sgd.labels.additive(lambda z: z[0] * z[1], noise=0.1)
+    >>> law.noise, law.values
+    (0.1, ())
     """
 
     function: Callable[..., Any]
