@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scipy import optimize
-
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 
@@ -207,5 +205,9 @@ def largest_stable_lr(algorithm: OnePassSGD | Workers) -> float:
         mean = (1 - 1 / K) * math.exp(first - largest) + math.exp(second - largest) / K
         return largest + math.log(mean)
 
+    from scipy import optimize  # here: it is slow to import, and few calls need it
+
     # At the lower end the factor is below 1; at the upper one batch K B would diverge.
-    return float(optimize.brentq(growth, 2.0 * batch, 2.0 * K * batch * (1 + 1e-9), xtol=1e-12))
+    high = 2.0 * K * batch * (1 + 1e-9)
+    root: Any = optimize.brentq(growth, 2.0 * batch, high, xtol=1e-12)
+    return float(root)

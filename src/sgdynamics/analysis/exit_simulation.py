@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -153,7 +153,8 @@ def _examine_if_needed(
             if jax.default_backend() == "cpu":
                 return jax.lax.map(partial(examine, shared), runs)
             # One run after the other would leave a GPU idle.
-            return jax.vmap(partial(examine, shared))(runs)
+            batch = jax.vmap(partial(examine, shared))(runs)  # its type is that of one run
+            return cast("tuple[Numeric, Anchor]", batch)
 
         values = jnp.full(size, jnp.inf)
         results = jax.lax.cond(jnp.any(runs.is_needed), examine_all, lambda: (values, runs.anchor))

@@ -10,7 +10,7 @@ the library runs; `tests/architecture/test_shapes.py` checks them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jax import Array
@@ -33,6 +33,7 @@ RandomKeys = Key[Array, " runs"]
 DType = np.dtype | type[np.generic]
 
 
+@runtime_checkable
 class Device(Protocol):
     """A `jax.Device`, which is no type for a type checker."""
 

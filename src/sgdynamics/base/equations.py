@@ -179,7 +179,7 @@ def text(name: str) -> str:
     return replaced
 
 
-def function_symbol(function: Any, default: str) -> str:
+def function_symbol(function: object, default: str) -> str:
     """Return the name of a user's function as an operator; `default` if it has no name."""
     name = getattr(function, "__name__", None) or type(function).__name__
     return operator(default if name == "<lambda>" else name)
@@ -195,7 +195,7 @@ def shown_as(latex: str) -> Callable[[Function], Function]:
     return attach
 
 
-def function_formula(function: Any) -> str | None:
+def function_formula(function: object) -> str | None:
     """Return the formula that a function states in its attribute `latex`; None without one."""
     formula = getattr(function, "latex", None)
     return formula if isinstance(formula, str) else None

@@ -186,7 +186,8 @@ def _statement(result: xr.Dataset) -> dict[str, Any]:
     else:
         on_sphere = problem.get("constraint") == "sphere"
         overlaps = _overlaps_of(first, "M_block" in result, on_sphere)
-        top = problem_from(problem).structure.top if "top" in result.attrs else None
+        network = problem_from(problem) if "top" in result.attrs else None
+        top = network.structure.top if isinstance(network, Problem) else None
         head = {"a": first.a} if top is None else {"top": top.unravel(first.a)}
         overlaps |= head
     run: dict[str, Any] = {"methods": [name]}

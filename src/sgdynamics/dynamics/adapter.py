@@ -41,17 +41,17 @@ class CallChecks(ABC, Generic[S]):
     algorithm: Any  # OnePassSGD, or FixedData where the dynamics has a data set
 
     @abstractmethod
-    def initial_state(self, start: Any, runs: int | None = None) -> S:
+    def initial_state(self, start: object, runs: int | None = None) -> S:
         """Validate the argument `start` and repeat it for `runs` runs."""
 
     @abstractmethod
     def resolve_dimension(
-        self, dimension: Any, allow_small_blocks: bool = False
+        self, dimension: object, allow_small_blocks: bool = False
     ) -> tuple[int, np.ndarray]:
         """Validate the dimension and return it with the sizes of the covariance blocks."""
 
     @abstractmethod
-    def evaluator(self, other: Any) -> SolverDynamics[Any]:
+    def evaluator(self, other: object) -> SolverDynamics[Any]:
         """Another problem with the same states, whose risk is evaluated along the trajectory."""
 
     def resolve_steps(self, dimension: int | None, cells: int | None) -> SolverDynamics[S]:

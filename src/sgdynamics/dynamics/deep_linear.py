@@ -48,7 +48,7 @@ class DeepLinearDynamics(SolverDynamics[DeepStart]):
         self.algorithm: Any = _validate(self.validate(algorithm))
         self.last_step = 0
 
-    def validate(self, algorithm: Any) -> OnePassSGD | FixedData:
+    def validate(self, algorithm: object) -> OnePassSGD | FixedData:
         """The algorithm, validated for this dynamics."""
         return validate_algorithm(algorithm, problem=self.problem)
 
@@ -58,14 +58,14 @@ class DeepLinearDynamics(SolverDynamics[DeepStart]):
 
     # ---- arguments
 
-    def initial_state(self, start: Any, runs: int | None = None) -> DeepStart:
+    def initial_state(self, start: object, runs: int | None = None) -> DeepStart:
         if start is not None:
             fix = "a deep linear network starts from its random weights (start_scale). Omit start."
             raise checks.reject("start", start, fix)
         return DeepStart(1 if runs is None else checks.integer("runs", runs, 1))
 
     def resolve_dimension(
-        self, dimension: Any, allow_small_blocks: bool = False
+        self, dimension: object, allow_small_blocks: bool = False
     ) -> tuple[int, np.ndarray]:
         spectrum = self.problem.spectrum
         if spectrum is not None and dimension is None:
@@ -90,7 +90,7 @@ class DeepLinearDynamics(SolverDynamics[DeepStart]):
                 validated.algorithm = self.algorithm.with_tabulated_rate(float(clock.step[-1]))
         return validated
 
-    def evaluator(self, other: Any) -> NoReturn:
+    def evaluator(self, other: object) -> NoReturn:
         fix = "the risk of another problem is not available for deep linear networks. Omit it."
         raise checks.reject("evaluate", other, fix)
 
@@ -154,13 +154,13 @@ class DeepLinearDynamics(SolverDynamics[DeepStart]):
 
     # ---- solvers that the support table excludes
 
-    def ode_request(self, *arguments: Any, **options: Any) -> NoReturn:
+    def ode_request(self, *arguments: object, **options: object) -> NoReturn:
         raise NotImplementedError("deep linear networks have no ODE")
 
-    def sde_paths(self, *arguments: Any, **options: Any) -> NoReturn:
+    def sde_paths(self, *arguments: object, **options: object) -> NoReturn:
         raise NotImplementedError("deep linear networks have no SDE")
 
-    def sde_step_length(self, *arguments: Any, **options: Any) -> NoReturn:
+    def sde_step_length(self, *arguments: object, **options: object) -> NoReturn:
         raise NotImplementedError("deep linear networks have no SDE")
 
     def exit_watch(
@@ -175,7 +175,7 @@ class DeepDataDynamics(DeepLinearDynamics):
     has_data: ClassVar[bool] = True
     assumptions: ClassVar[str] = "Gaussian inputs, a fixed data set, random initial weights"
 
-    def validate(self, algorithm: Any) -> FixedData:
+    def validate(self, algorithm: object) -> FixedData:
         return validate_fixed_data(algorithm)
 
 

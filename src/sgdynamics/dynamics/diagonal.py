@@ -74,14 +74,14 @@ class DiagonalDynamics(SolverDynamics[DiagonalStart]):
 
     # ---- arguments
 
-    def initial_state(self, start: Any, runs: int | None = None) -> DiagonalStart:
+    def initial_state(self, start: object, runs: int | None = None) -> DiagonalStart:
         if start is not None:
             fix = "the argument start of the DiagonalNetwork states the initial weights. Omit it."
             raise checks.reject("start", start, fix)
         return DiagonalStart(1 if runs is None else checks.integer("runs", runs, 1))
 
     def resolve_dimension(
-        self, dimension: Any, allow_small_blocks: bool = False
+        self, dimension: object, allow_small_blocks: bool = False
     ) -> tuple[int, np.ndarray]:
         d = checks.integer("dimension", dimension, 1, MAX_DIMENSION)
         return d, self.problem.block_dimensions(d)
@@ -95,7 +95,7 @@ class DiagonalDynamics(SolverDynamics[DiagonalStart]):
                 validated.algorithm = self.algorithm.with_tabulated_rate(float(clock.step[-1]))
         return validated
 
-    def evaluator(self, other: Any) -> NoReturn:
+    def evaluator(self, other: object) -> NoReturn:
         fix = "the risk of another problem is not available for diagonal networks. Omit it."
         raise checks.reject("evaluate", other, fix)
 
@@ -222,10 +222,10 @@ class DiagonalDynamics(SolverDynamics[DiagonalStart]):
 
     # ---- solvers that the support table excludes
 
-    def sde_paths(self, *arguments: Any, **options: Any) -> NoReturn:
+    def sde_paths(self, *arguments: object, **options: object) -> NoReturn:
         raise NotImplementedError("diagonal networks have no SDE")
 
-    def sde_step_length(self, *arguments: Any, **options: Any) -> NoReturn:
+    def sde_step_length(self, *arguments: object, **options: object) -> NoReturn:
         raise NotImplementedError("diagonal networks have no SDE")
 
     def exit_watch(

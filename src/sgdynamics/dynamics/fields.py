@@ -98,11 +98,11 @@ class FieldDynamics(SolverDynamics[Start]):
         )
         return resolved
 
-    def initial_state(self, start: Any, runs: int | None = None) -> Start:
+    def initial_state(self, start: object, runs: int | None = None) -> Start:
         return broadcast_runs(validate_start(self.definition, start), runs)
 
     def resolve_dimension(
-        self, dimension: Any, allow_small_blocks: bool = False
+        self, dimension: object, allow_small_blocks: bool = False
     ) -> tuple[int, np.ndarray]:
         return check_dimension(self.definition, dimension, allow_small_blocks)
 

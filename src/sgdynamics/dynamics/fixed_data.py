@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
@@ -134,7 +134,7 @@ class AMPDynamics(FixedDataDynamics):
 
     assumptions: ClassVar[str] = "Gaussian inputs, a fixed data set, message passing"
 
-    def initial_state(self, start: Any, runs: int | None = None) -> Start:
+    def initial_state(self, start: object, runs: int | None = None) -> Start:
         self.passing  # noqa: B018, raises ValueError for problems without message passing
         if self.algorithm.has_own_start:
             if start is not None:

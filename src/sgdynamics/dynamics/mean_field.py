@@ -50,7 +50,7 @@ class MeanFieldDynamics(FieldDynamics):
         return self
 
     def resolve_dimension(
-        self, dimension: Any, allow_small_blocks: bool = False
+        self, dimension: object, allow_small_blocks: bool = False
     ) -> tuple[int, np.ndarray]:
         d = checks.integer("dimension", dimension, self.problem.signals + 1, MAX_DIMENSION)
         return d, np.array([d])
@@ -65,7 +65,7 @@ class MeanFieldDynamics(FieldDynamics):
         super().validate_clock(clock)
         return self
 
-    def initial_state(self, start: Any, runs: int | None = None) -> Any:
+    def initial_state(self, start: object, runs: int | None = None) -> Any:
         return Particles(*particles(self.problem, start))
 
     def state_arrays(self, initial_state: Any) -> Arrays:

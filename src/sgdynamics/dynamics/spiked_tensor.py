@@ -65,11 +65,11 @@ class SpikedDynamics(SolverDynamics[SpikedStart]):
     def parameters(self) -> Parameters:
         return self.problem.parameters
 
-    def initial_state(self, start: Any, runs: int | None = None) -> SpikedStart:
+    def initial_state(self, start: object, runs: int | None = None) -> SpikedStart:
         return broadcast_runs(validate_spiked_start(self.problem, start), runs)
 
     def resolve_dimension(
-        self, dimension: Any, allow_small_blocks: bool = False
+        self, dimension: object, allow_small_blocks: bool = False
     ) -> tuple[int, np.ndarray]:
         n = check_spiked_dimension(dimension)
         return n, np.array([n])

@@ -71,7 +71,7 @@ class UserDynamics(SolverDynamics[InitialArrays]):
             "dimension": np.float64(np.inf if dimension is None else dimension),
         }
 
-    def initial_state(self, start: Any, runs: int | None = None) -> InitialArrays:
+    def initial_state(self, start: object, runs: int | None = None) -> InitialArrays:
         variables = self.problem.variables
         if not isinstance(start, Mapping) or set(start) != set(variables):
             fix = f"give a dictionary of arrays: {', '.join(variables)}"
@@ -96,7 +96,7 @@ class UserDynamics(SolverDynamics[InitialArrays]):
         )
 
     def resolve_dimension(
-        self, dimension: Any, allow_small_blocks: bool = False
+        self, dimension: object, allow_small_blocks: bool = False
     ) -> tuple[int, np.ndarray]:
         d = checks.integer("dimension", dimension, 1, MAX_DIMENSION)
         return d, np.array([d])
@@ -104,7 +104,7 @@ class UserDynamics(SolverDynamics[InitialArrays]):
     def state_arrays(self, initial_state: InitialArrays) -> Arrays:
         return initial_state.values
 
-    def evaluator(self, other: Any) -> UserDynamics:
+    def evaluator(self, other: object) -> UserDynamics:
         variables = self.problem.variables
         if (
             not isinstance(other, Dynamics)

@@ -54,14 +54,14 @@ class WideNetworkDynamics(SolverDynamics[WideStart]):
 
     # ---- arguments
 
-    def initial_state(self, start: Any, runs: int | None = None) -> WideStart:
+    def initial_state(self, start: object, runs: int | None = None) -> WideStart:
         if start is not None:
             fix = "a wide network starts from its random weights. Omit start."
             raise checks.reject("start", start, fix)
         return WideStart()
 
     def resolve_dimension(
-        self, dimension: Any, allow_small_blocks: bool = False
+        self, dimension: object, allow_small_blocks: bool = False
     ) -> tuple[int, np.ndarray]:
         fix = "the inputs have their dimension. Omit it."
         raise checks.reject("dimension", dimension, fix)
@@ -75,7 +75,7 @@ class WideNetworkDynamics(SolverDynamics[WideStart]):
         validated.algorithm = self.algorithm.with_tabulated_rate(float(clock.step[-1]))
         return validated
 
-    def evaluator(self, other: Any) -> NoReturn:
+    def evaluator(self, other: object) -> NoReturn:
         fix = "the risk of another problem is not available for wide networks. Omit it."
         raise checks.reject("evaluate", other, fix)
 
@@ -122,19 +122,19 @@ class WideNetworkDynamics(SolverDynamics[WideStart]):
 
     # ---- solvers that the support table excludes
 
-    def simulator(self, *arguments: Any, **options: Any) -> NoReturn:
+    def simulator(self, *arguments: object, **options: object) -> NoReturn:
         raise NotImplementedError("wide networks have no runs at finite width")
 
-    def ode_request(self, *arguments: Any, **options: Any) -> NoReturn:
+    def ode_request(self, *arguments: object, **options: object) -> NoReturn:
         raise NotImplementedError("wide networks have no ODE")
 
-    def sde_paths(self, *arguments: Any, **options: Any) -> NoReturn:
+    def sde_paths(self, *arguments: object, **options: object) -> NoReturn:
         raise NotImplementedError("wide networks have no SDE")
 
-    def sde_step_length(self, *arguments: Any, **options: Any) -> NoReturn:
+    def sde_step_length(self, *arguments: object, **options: object) -> NoReturn:
         raise NotImplementedError("wide networks have no SDE")
 
-    def exit_watch(self, *arguments: Any, **options: Any) -> NoReturn:
+    def exit_watch(self, *arguments: object, **options: object) -> NoReturn:
         raise NotImplementedError("wide networks have no exit times")
 
 

@@ -246,7 +246,8 @@ class DirectFixedData(Simulator):
         )
         frame = np.asarray(self.parameters["frame"], np.float64)
         rows = np.asarray(state.rows, np.float64)
-        M, Q = direct_overlaps(np, self.structure.signals, self.edges, frame, rows)
+        overlaps = direct_overlaps(np, self.structure.signals, self.edges, frame, rows)
+        M, Q = (np.asarray(values) for values in overlaps)
         moved, messages = rescale(self.problem, spectral, state.rows, state.messages, M, Q)
         return state._replace(rows=moved, messages=messages)
 

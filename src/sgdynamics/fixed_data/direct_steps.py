@@ -665,7 +665,7 @@ def _pass_messages(
     )
     factors = jnp.repeat(factors, sizes, total_repeat_length=dimension)
     moved = (factors * (gradient + scale * rows)).astype(rows.dtype)
-    messages = Messages(g.astype(rows.dtype), V.astype(rows.dtype))
+    messages = Messages(g.astype(rows.dtype), jnp.asarray(V, rows.dtype))
     return state._replace(rows=moved, messages=messages)
 
 

@@ -33,7 +33,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import IntScalar, Parameters, PyTree, Scalar, State
+from sgdynamics.base.arrays import Function, IntScalar, Parameters, PyTree, Scalar, State
 from sgdynamics.base.padding import pad_with_last
 from sgdynamics.base.progress import current_meter, warn_if_long
 from sgdynamics.ode.case import Case, Field, is_bounded, symmetrise
@@ -165,7 +165,7 @@ def _integrate_windows(
     return _map_trajectories(integrate, replicates, windows)
 
 
-def _map_trajectories(function: Any, replicates: PyTree, inputs: PyTree) -> PyTree:
+def _map_trajectories(function: Function, replicates: PyTree, inputs: PyTree) -> PyTree:
     """Apply a function of a replicate and of one trajectory to arrays (replicate, run, ...)."""
 
     def over_runs(replicate: PyTree, of_runs: PyTree) -> PyTree:
@@ -174,7 +174,7 @@ def _map_trajectories(function: Any, replicates: PyTree, inputs: PyTree) -> PyTr
     return _map_axis(over_runs, replicates, inputs)
 
 
-def _map_axis(function: Any, *trees: PyTree) -> PyTree:
+def _map_axis(function: Function, *trees: PyTree) -> PyTree:
     # A vectorised loop is a larger program, so that a single element has no axis.
     if any(len(leaf) != 1 for leaf in jax.tree.leaves(trees)):
         return jax.vmap(function)(*trees)
@@ -356,7 +356,7 @@ def _initial_trajectories(case: Case, form: Form) -> _Trajectories:
     )
 
 
-def _open_first_windows(run: _Trajectories, correct: Any) -> None:
+def _open_first_windows(run: _Trajectories, correct: Function) -> None:
     """Start with a constant correction."""
     repeated = np.repeat(run.y[:, :, None], NODES, axis=2)
     values = np.asarray(correct(np.zeros(repeated.shape[:3]), repeated, 0, 1))[:, :, 0]

@@ -23,7 +23,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.integrate import solve_ivp
 
 from sgdynamics.base.arrays import Parameters
 from sgdynamics.samples import input_covariance
@@ -147,7 +146,7 @@ class TransportedLaw:
         mean = np.einsum(by_weight, self.weights, self.fractions, a)
         square = np.einsum(by_weight, self.weights, self.fractions, a**2)
         size = np.einsum(by_weight, self.weights, self.fractions, np.abs(a))
-        return {
+        values = {
             "excess_risk": np.array(0.5 * self.squared_error(a)),
             "overlap": self.shares @ (self.teacher * mean),
             "squared_norm": self.shares @ square,
@@ -156,10 +155,13 @@ class TransportedLaw:
             "weight_mean": mean,
             "weight_square": square,
         }
+        return {name: np.asarray(value) for name, value in values.items()}
 
 
 def solve_law(law: TransportedLaw, times: np.ndarray, accuracy: float) -> LawSolution:
     """Integrate the law to the save points, in the variable of its rates."""
+    from scipy.integrate import solve_ivp  # here: it is slow to import, and networks do without
+
     state, per_row = law.initial(), law.shape[1] * law.shape[2]
     limit = BLOW_UP * max(1.0, law.noise + law.squared_error(law.weights_of(state)[1]))
 

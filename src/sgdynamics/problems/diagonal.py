@@ -302,7 +302,7 @@ def _teacher_atoms(stated: Any) -> tuple[tuple[float, float], ...]:
     return tuple((float(value), float(share)) for value, share in atoms)
 
 
-def _initial_weights(stated: Any) -> tuple[float, float]:
+def _initial_weights(stated: object) -> tuple[float, float]:
     """The initial weights (u, v) of every coordinate."""
     fix = "expected a number u, or a pair (u, v) of finite numbers."
     weights = checks.real_array("start", stated, fix)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize
 
 # Nodes of the standard normal of the interpolator: the trapezoidal rule converges faster than any
 # power for smooth functions, and small starts bend within a short interval.
@@ -40,6 +39,8 @@ class LateLaw(NamedTuple):
 
 def find_root(function: Callable[[float], float], low: float, high: float, xtol: float) -> float:
     """The root of a function between two points at which it has different signs."""
+    from scipy import optimize  # here: it is slow to import, and few problems need it
+
     return float(np.asarray(optimize.brentq(function, low, high, xtol=xtol)))
 
 

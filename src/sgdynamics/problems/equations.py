@@ -39,6 +39,7 @@ from sgdynamics.problems.losses import (
 )
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.user_losses import RuleLoss, UserLoss
+from sgdynamics.samples.draws import Draw
 from sgdynamics.samples.input_covariance import eigenvalues, fractions
 
 # Activation and derivative as functions of x; polynomials are written from their coefficients.
@@ -258,7 +259,7 @@ def _combination(coefficients: tuple[float, ...]) -> str:
     return join_terms(terms)
 
 
-def _draw(draw: Any) -> str:
+def _draw(draw: Draw) -> str:
     """Return the law of a named draw."""
     law = r"\mathcal{N}\left(0, 1\right)"
     if draw.law:

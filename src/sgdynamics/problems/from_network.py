@@ -268,7 +268,7 @@ def _from_pytree(apply: Callable[[PyTree, Any], Any], tree: PyTree) -> JaxNetwor
     return JaxNetwork(apply_by_name, values)
 
 
-def _is_parameter(leaf: Any) -> bool:
+def _is_parameter(leaf: object) -> bool:
     dtype = getattr(leaf, "dtype", None)
     return dtype is not None and np.issubdtype(np.dtype(dtype), np.floating)
 

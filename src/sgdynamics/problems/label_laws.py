@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numeric, Parameters
+from sgdynamics.base.arrays import Function, Numeric, Parameters
 
 # The name of the number that each law takes.
 LABEL_LAWS = {"sign": "flip", "probit": "noise", "logistic": "slope"}
@@ -143,7 +143,7 @@ class BinaryProbabilities:
         The law of the labels; its number is ``parameters["label_value"]``.
     """
 
-    output: Any
+    output: Function
     law: str
 
     def __call__(

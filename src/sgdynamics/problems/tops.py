@@ -39,7 +39,7 @@ class Top:
         Shape of each leaf.
     """
 
-    tree: Any
+    tree: jax.tree_util.PyTreeDef
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
 

@@ -6,7 +6,7 @@ on random inputs by the caller. PyTorch is imported only if a module is given.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -14,27 +14,30 @@ import jax
 import jax.numpy as jnp
 
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numeric
+from sgdynamics.base.arrays import Function, Numeric
+
+# Axes of a reduction, as PyTorch takes them
+Dims = int | Sequence[int] | None
 
 
-def _reduction_arguments(dim: Any, keepdim: bool) -> dict[str, Any]:
+def _reduction_arguments(dim: Dims, keepdim: bool) -> dict[str, Any]:
     axis = tuple(dim) if isinstance(dim, (list, tuple)) else dim
     return {"axis": axis, "keepdims": keepdim}
 
 
-def _mean(x: Numeric, dim: Any = None, keepdim: bool = False) -> Numeric:
+def _mean(x: Numeric, dim: Dims = None, keepdim: bool = False) -> Numeric:
     return jnp.mean(x, **_reduction_arguments(dim, keepdim))
 
 
-def _sum(x: Numeric, dim: Any = None, keepdim: bool = False) -> Numeric:
+def _sum(x: Numeric, dim: Dims = None, keepdim: bool = False) -> Numeric:
     return jnp.sum(x, **_reduction_arguments(dim, keepdim))
 
 
-def _softmax(x: Numeric, dim: int = -1, **options: Any) -> Numeric:
+def _softmax(x: Numeric, dim: int = -1, **options: object) -> Numeric:
     return jax.nn.softmax(x, axis=-1 if dim is None else dim)
 
 
-def _log_softmax(x: Numeric, dim: int = -1, **options: Any) -> Numeric:
+def _log_softmax(x: Numeric, dim: int = -1, **options: object) -> Numeric:
     return jax.nn.log_softmax(x, axis=-1 if dim is None else dim)
 
 
@@ -60,11 +63,11 @@ def _chunk(x: Numeric, chunks: int, dim: int = 0) -> list[Numeric]:
     return list(jnp.array_split(x, chunks, axis=dim))
 
 
-def _cat(arrays: Any, dim: int = 0) -> Numeric:
+def _cat(arrays: Sequence[Numeric], dim: int = 0) -> Numeric:
     return jnp.concatenate(list(arrays), axis=dim)
 
 
-def _reshape(x: Numeric, *shape: Any) -> Numeric:
+def _reshape(x: Numeric, *shape: int | Sequence[int]) -> Numeric:
     sizes = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
     return jnp.reshape(x, sizes)
 
@@ -184,7 +187,7 @@ def trace_module(module: Any) -> Callable[[Mapping[str, Any], Any], Any]:
     for node in nodes:
         _require_known(node, children)
 
-    def apply(parameters: Mapping[str, Any], x: Any) -> Any:
+    def apply(parameters: Mapping[str, Any], x: Numeric) -> Any:
         values: dict[Any, Any] = {}
         for node in nodes:
             if node.op == "output":
@@ -216,7 +219,7 @@ def _require_known(node: Any, children: Mapping[str, Any]) -> None:
         raise checks.reject("network", f"a module with {name}", fix)
 
 
-def _function_name(target: Any) -> str:
+def _function_name(target: Function | str) -> str:
     return (target if isinstance(target, str) else target.__name__).strip("_")
 
 
@@ -225,7 +228,7 @@ def _evaluate(
     values: Mapping[Any, Any],
     parameters: Mapping[str, Any],
     children: Mapping[str, Any],
-    x: Any,
+    x: Numeric,
 ) -> Any:
     """Return the value of one node of the graph. The input has a leading axis of length 1."""
     if node.op == "placeholder":
@@ -246,7 +249,7 @@ def _evaluate(
     return FUNCTIONS[_function_name(node.target)](*arguments, **options)
 
 
-def _lookup(argument: Any, values: Mapping[Any, Any]) -> Any:
+def _lookup(argument: object, values: Mapping[Any, Any]) -> Any:
     """Return an argument with the nodes in it replaced by their values."""
     if isinstance(argument, (list, tuple)):
         return type(argument)(_lookup(item, values) for item in argument)
@@ -257,5 +260,5 @@ def _lookup(argument: Any, values: Mapping[Any, Any]) -> Any:
     return values[argument] if _is_node(argument) and argument in values else argument
 
 
-def _is_node(argument: Any) -> bool:
+def _is_node(argument: object) -> bool:
     return type(argument).__name__ == "Node"

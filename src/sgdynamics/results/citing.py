@@ -13,7 +13,7 @@ from sgdynamics.results.datasets import read_record
 from sgdynamics.version import __version__
 
 
-def cite(*subjects: Any) -> str:
+def cite(*subjects: object) -> str:
     """Return BibTeX of the library and of the papers behind results, problems and algorithms.
 
     Parameters
@@ -81,7 +81,7 @@ def _names_of_method(method: str) -> Iterator[str]:
     yield method.partition(" ")[0]
 
 
-def _names_of_record(record: Any) -> Iterator[str]:
+def _names_of_record(record: object) -> Iterator[str]:
     """The kinds in the record of a problem or an algorithm, also of nested ones."""
     if not isinstance(record, Mapping):
         return

@@ -47,7 +47,7 @@ class RunMoments:
             self._template = result.isel(run=[int(np.argmax(has_finished))])
         for name, error in result.attrs.items():
             if name.startswith("error_") and np.isscalar(error):
-                self._errors[name] = max(float(error), self._errors.get(name, 0.0))
+                self._errors[name] = max(float(np.asarray(error)), self._errors.get(name, 0.0))
         if not count:
             return
         for name, variable in result.data_vars.items():

@@ -37,7 +37,7 @@ MOST_MODES = 3000
 MOST_STEPS = 20_000
 
 
-def validate_step(step: Any, largest: float) -> float:
+def validate_step(step: object, largest: float) -> float:
     """Return the step size g, whose product with the largest eigenvalue is at most 1e6.
 
     The mean is unstable above 2; larger values would only overflow.
@@ -50,7 +50,7 @@ def validate_step(step: Any, largest: float) -> float:
     return g
 
 
-def validate_values(argument: str, value: Any, minimum: float) -> np.ndarray:
+def validate_values(argument: str, value: object, minimum: float) -> np.ndarray:
     """Return one or several finite numbers of at least `minimum` as a one-dimensional array."""
     fix = f"use finite numbers of at least {minimum:g}"
     values = np.atleast_1d(checks.real_array(argument, value, fix))

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sgdynamics.base.arrays import Device, PyTree, RandomKeys
+from sgdynamics.base.arrays import Device, Numeric, PyTree, RandomKeys
 from sgdynamics.simulation.running import (
     NO_OBSERVATION,
     AdvanceResult,
@@ -122,10 +122,10 @@ class SeveralDevices(Simulator):
         return self._divide(self.simulator.select_runs(_join(state), index), len(index))
 
 
-def _join(shards: Any) -> PyTree:
+def _join(shards: Sequence[PyTree]) -> PyTree:
     """Pytrees of several devices as one on the host."""
 
-    def join_leaves(*leaves: Any) -> np.ndarray:
+    def join_leaves(*leaves: Numeric) -> np.ndarray:
         return np.concatenate([np.asarray(leaf) for leaf in leaves])
 
     return jax.tree.map(join_leaves, *shards)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics.dynamics.fields import head_variables
+from sgdynamics.dynamics.fields import FieldDynamics, head_variables
 from sgdynamics.fixed_data.bounded_memory import Memory
 from sgdynamics.fixed_data.dmft import REDUCTION, Sweep
 from sgdynamics.results.build import build_result, divergence_warning, evaluate_observables
@@ -122,6 +122,7 @@ def dmft_result(
             dims = ("run", "time", *VARIABLES[name].axes)
             result[name] = (dims, means[name], {"long_name": VARIABLES[name].meaning})
     # Standard errors in the order of the documented variables
+    assert isinstance(call.dynamics, FieldDynamics)
     total = errors.total | head_variables(call.dynamics.structure, errors.total["a"])
     leaves = [name for name in total if name.startswith(TOP_PREFIX)]
     standard = [name for name in VARIABLES if name in result and name in total]

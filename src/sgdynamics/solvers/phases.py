@@ -16,7 +16,7 @@ def phases(
     solver: Callable[..., xr.Dataset],
     parts: Sequence[tuple[Any, Any, Any]],
     start: object,
-    **arguments: Any,
+    **arguments: object,
 ) -> xr.Dataset:
     """Solve or simulate several phases, each from the final state of the phase before.
 

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import xarray as xr
-from scipy import optimize
 
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
+from sgdynamics.problems.overlap_starts import Start
+from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.students import TRUTH
 from sgdynamics.solvers.ode import solve_ode
-from sgdynamics.solvers.stages import PREVIOUS, Stage, stages
+from sgdynamics.solvers.stages import PREVIOUS, SavePoints, Stage, stages
+from sgdynamics.statics.roots import find_minimum
+
+# Problem, algorithm and save points of a stage
+StageArguments = tuple[Problem, OnePassSGD, SavePoints]
 
 MOST_STAGES = 10_000
 
 
 def self_distillation(
-    problem: Any, algorithm: Any, alpha: Any, rounds: int = 1, teacher: float = 0.0
+    problem: Problem,
+    algorithm: OnePassSGD,
+    alpha: SavePoints,
+    rounds: int = 1,
+    teacher: float = 0.0,
 ) -> list[Stage]:
     """Make the stages of self-distillation: a fresh student learns from its predecessor's outputs.
 
@@ -62,7 +70,7 @@ def self_distillation(
 
 
 def weak_to_strong(
-    weak: tuple[Any, Any, Any], strong: tuple[Any, Any, Any], start: Any, label_noise: float = 0.0
+    weak: StageArguments, strong: StageArguments, start: Start, label_noise: float = 0.0
 ) -> list[Stage]:
     """Make the stages of weak-to-strong learning: a strong student learns from a weak one.
 
@@ -148,9 +156,9 @@ def gap_recovered(result: xr.Dataset) -> float:
 
 
 def model_collapse(
-    problem: Any,
-    algorithm: Any,
-    alpha: Any,
+    problem: Problem,
+    algorithm: OnePassSGD,
+    alpha: SavePoints,
     generations: int = 4,
     real: float = 0.0,
     mixing: str = "weighted",
@@ -212,11 +220,11 @@ def model_collapse(
 
 
 def best_share(
-    problem: Any,
-    algorithm: Any,
-    start: Any,
+    problem: Problem,
+    algorithm: OnePassSGD,
+    start: Start,
     *,
-    alpha: Any,
+    alpha: SavePoints,
     generations: int = 4,
     mixing: str = "weighted",
     fresh: bool = True,
@@ -267,14 +275,11 @@ def best_share(
         )
         return float(stages(solve_ode, sequence, start)["risk"].values[0, -1])
 
-    minimum = optimize.minimize_scalar(
-        last_risk, bounds=(0.01, 0.99), method="bounded", options={"xatol": 1e-5}
-    )
-    return float(minimum.x)
+    return find_minimum(last_risk, 0.01, 0.99, xtol=1e-5).x
 
 
 def fine_tuning(
-    pretraining: tuple[Any, Any, Any], tuning: tuple[Any, Any, Any], replay: float = 0.0
+    pretraining: StageArguments, tuning: StageArguments, replay: float = 0.0
 ) -> list[Stage]:
     """Make the stages of pre-training and fine-tuning on another problem.
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.problems.frames import check_dimension, compressed_rows
@@ -30,6 +31,8 @@ from sgdynamics.solvers.sequence import (
     stage_seed,
 )
 
+# Save points of a stage, in samples over dimension or by the name of the unit
+SavePoints = ArrayArgument | Mapping[str, ArrayArgument]
 MIXINGS = ("weighted", "drawn")
 PREVIOUS = "previous"
 STARTS = ("continue", "fresh")
@@ -86,13 +89,13 @@ class Stage:
     {'previous': 1.0}
     """
 
-    problem: Any
-    algorithm: Any
-    alpha: ArrayArgument | Mapping[str, ArrayArgument]
+    problem: Problem
+    algorithm: OnePassSGD
+    alpha: SavePoints
     labels: str | Mapping[str, float] = TRUTH
     mixing: str = "weighted"
     label_noise: float | None = None
-    start: Any = "continue"
+    start: Start | str | None = "continue"
     name: str | None = None
     shares: dict[str, float] = field(init=False, repr=False)
 
@@ -133,7 +136,7 @@ def _read_shares(labels: object) -> dict[str, float]:
 
 
 def stages(
-    solver: Callable[..., xr.Dataset], stages: Sequence[Stage], start: object, **arguments: Any
+    solver: Callable[..., xr.Dataset], stages: Sequence[Stage], start: object, **arguments: object
 ) -> xr.Dataset:
     """Train in stages: pre-train and fine-tune, distil, learn from generated labels.
 
@@ -217,7 +220,7 @@ class PlannedStage:
     stage: Stage
     name: str
     shares: dict[str, float]
-    start: Any
+    start: Start | str
     earlier: tuple[str, ...] = ()
 
 
@@ -296,7 +299,7 @@ def run_stages(
     solver: Callable[..., xr.Dataset],
     names: Sequence[str],
     plan: Sequence[PlannedStage],
-    start: Any,
+    start: object,
     arguments: dict[str, Any],
     *,
     coordinate: str = "stage",
@@ -365,9 +368,11 @@ def _run_stage(
     if not entry.earlier and set(entry.shares) == {TRUTH}:
         initial = entry.start if isinstance(entry.start, Start) else start
         if isinstance(entry.start, str) and entry.start != "fresh":
-            is_only = stacked is None or set(stacked.rows) == {entry.start}
             # The result also has the internal state of an update.
-            initial = start_from(results[-1]) if is_only else stacked.select([entry.start]).start
+            if stacked is None or set(stacked.rows) == {entry.start}:
+                initial = start_from(results[-1])
+            else:
+                initial = stacked.select([entry.start]).start
         result = solver(stage.problem, stage.algorithm, initial, **save_points, **arguments)
         stacked = None
         if not is_last and isinstance(stage.problem, Problem):
@@ -413,7 +418,7 @@ def _joint_problem(entry: PlannedStage, problems: Mapping[str, Problem]) -> Stud
 
 
 def _initial_rows(
-    entry: PlannedStage, start: Any, stacked: StackedRows, arguments: Mapping[str, Any]
+    entry: PlannedStage, start: object, stacked: StackedRows, arguments: Mapping[str, Any]
 ) -> StackedRows:
     """Return the rows of the student at the start of a stage, stacked on those that are kept."""
     if isinstance(entry.start, str) and entry.start != "fresh":

@@ -235,9 +235,8 @@ class _Rounds:
         """Return the result of the mean rows during a round, and of the common rows at its end."""
         states = field_states(solved, np.asarray(self.problem.gram))
         runs, times = states["a"].shape[:2]
-        flat = Start(
-            *(states[name].reshape(-1, *states[name].shape[2:]) for name in ("M", "Q", "a"))
-        )
+        M, Q, a = (states[name].reshape(-1, *states[name].shape[2:]) for name in ("M", "Q", "a"))
+        flat = Start(M, Q, a)
         expanded = self.expand(flat)
         means = _map_rows(self.mean(expanded.a.shape[1]), expanded)
         M, Q, a = (

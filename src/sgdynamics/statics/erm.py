@@ -13,7 +13,6 @@ from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.controls import is_scheduled
 from sgdynamics.base.progress import warn
 from sgdynamics.base.support import require
-from sgdynamics.problems.activations import NAMED
 from sgdynamics.problems.likelihoods import AdditiveLaw, ClusterLaw, Likelihood
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.teacher_student import MultiIndex, TeacherStudent
@@ -287,7 +286,7 @@ def _loss_of(problem: Problem, loss: object) -> ConvexLoss:
     is_linear = (
         isinstance(problem, (TeacherStudent, MultiIndex))
         and problem.width == 1
-        and problem.activation == NAMED["linear"]
+        and problem.activation.name == "linear"
         and problem.head == "fixed"
         and problem.constraint is None
     )
@@ -315,7 +314,7 @@ class _Predictor:
     @property
     def is_ridge(self) -> bool:
         """Whether the closed form of ridge regression applies."""
-        return isinstance(self.loss, SquaredLoss) and self.data.clusters is None
+        return isinstance(self.loss, SquaredLoss) and self.data.cluster_law is None
 
     def solve(
         self, alpha: float, weight_decay: float | str, start: ErmState | None = None

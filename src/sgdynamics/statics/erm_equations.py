@@ -41,7 +41,7 @@ class LinearData(Setup):
     """The statics of a problem, as a linear predictor sees them."""
 
     @property
-    def clusters(self) -> ClusterFields | None:
+    def cluster_law(self) -> ClusterFields | None:
         """The clusters of a mixture; labels 0 and 1 count as -1 and +1."""
         law = self.likelihood.law
         if not isinstance(law, ClusterLaw):
@@ -54,7 +54,7 @@ class LinearData(Setup):
     @property
     def label_values(self) -> tuple[float, ...] | None:
         """The values of the label, if there are finitely many."""
-        if (clusters := self.clusters) is not None:
+        if (clusters := self.cluster_law) is not None:
             return tuple(sorted(set(clusters.labels.tolist())))
         law = self.likelihood.law
         return law.values if isinstance(law, OutcomeLaw) else None
@@ -125,7 +125,7 @@ class ErmEquations:
     def nodes(self, state: ErmState) -> FieldNodes:
         """Return nodes over outputs and labels."""
         data = self.data
-        if (clusters := data.clusters) is not None:
+        if (clusters := data.cluster_law) is not None:
             clusters, eig = replace(clusters, order=self.order), float(data.eigenvalues[0])
             return clusters.nodes(state.m, eig * state.q, self.loss, eig * state.V)
         fields = LabelledFields(data.likelihood, self.order)
@@ -133,7 +133,7 @@ class ErmEquations:
 
     def field_variance(self, V: float) -> float:
         """Return the V of the prox, in units of the fields."""
-        return V if self.data.clusters is None else V * float(self.data.eigenvalues[0])
+        return V if self.data.cluster_law is None else V * float(self.data.eigenvalues[0])
 
     def conjugates(self, state: ErmState) -> Conjugates:
         """Return mh, qh and Vh."""
@@ -141,7 +141,7 @@ class ErmEquations:
         g = (self.loss.prox(nodes.om, nodes.label, V) - nodes.om) / V
         squares = self.alpha * float(nodes.mean(g**2))
         on_om = self.alpha * float(nodes.mean(g * nodes.om_mean))
-        if self.data.clusters is not None:
+        if self.data.cluster_law is not None:
             eig = float(self.data.eigenvalues[0])
             mh = self.alpha * nodes.mean(g[:, None] * nodes.signals)
             return Conjugates(mh, eig * squares, -on_om / state.q)
@@ -156,7 +156,7 @@ class ErmEquations:
         mh, qh, Vh = conjugates
         data = self.data
         eig, phi, P = data.eigenvalues, data.fractions, data.gram
-        if data.clusters is not None:
+        if data.cluster_law is not None:
             scale, gram = self.lam + Vh, P.sum(axis=0)
             return ErmState(gram @ mh / scale, float(mh @ gram @ mh + qh) / scale**2, 1.0 / scale)
         scale = self.lam + eig * Vh
@@ -173,7 +173,7 @@ class ErmEquations:
 
     def rows(self, state: ErmState) -> Rows:
         """Return the overlaps of the rows themselves."""
-        if self.data.clusters is not None:
+        if self.data.cluster_law is not None:
             return Rows(state.m, state.q)
         M, Q = self.block_rows(self.conjugates(state))
         return Rows(M.sum(axis=0), float(Q.sum()))
@@ -195,7 +195,7 @@ class ErmEquations:
         derivative = (self.loss.slope(nodes.om, nodes.label, V) - 1.0) / V
         eig, phi = self.data.eigenvalues, self.data.fractions
         Vh = self.conjugates(state).V
-        scale = self.lam + (Vh + 0.0 * eig if self.data.clusters is not None else eig * Vh)
+        scale = self.lam + (Vh + 0.0 * eig if self.data.cluster_law is not None else eig * Vh)
         squares = self.alpha * float(nodes.mean(derivative**2))
         return squares * float(np.sum(phi * eig**2 / scale**2))
 
@@ -252,7 +252,7 @@ class ErmEquations:
             return None
         q, V = float(np.exp(step[-2])), float(np.exp(step[-1]))
         state = ErmState(step[:-2] * np.sqrt(q), q, V)
-        if self.data.clusters is None and Overlaps(state.m, q, self.data.rho).orthogonal <= 0:
+        if self.data.cluster_law is None and Overlaps(state.m, q, self.data.rho).orthogonal <= 0:
             return None
         return state
 

@@ -69,7 +69,7 @@ class AlignedLabels:
 
 def aligned_labels(data: LinearData, order: int = 0) -> AlignedLabels:
     """Return the nodes of u for labels -1 and +1."""
-    if (clusters := data.clusters) is not None:
+    if (clusters := data.cluster_law) is not None:
         gram = data.gram.sum(axis=0)
         standard, w = panel_nodes(np.zeros(1), 1.0, [], 14)
         root = np.linalg.cholesky(gram)

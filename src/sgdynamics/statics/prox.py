@@ -264,7 +264,9 @@ class UserConvexLoss(ConvexLoss):
         return {"loss": getattr(self.function, "__name__", self.name)}
 
 
-def solve_increasing(residual: Callable[[Any], tuple[Any, Any]], low: Any, high: Any) -> Any:
+def solve_increasing(
+    residual: Callable[[Fields], tuple[Fields, Fields]], low: Fields, high: Fields
+) -> Fields:
     """Return the root of an increasing function between `low` and `high`.
 
     `residual` returns value and derivative. Newton steps that leave the bracket, or that are not
@@ -272,7 +274,7 @@ def solve_increasing(residual: Callable[[Any], tuple[Any, Any]], low: Any, high:
     """
     xp = module_of(low, high)
 
-    def improve(low: Any, high: Any, x: Any, last: Any) -> tuple[Any, Any, Any, Any]:
+    def improve(low: Fields, high: Fields, x: Fields, last: Fields) -> tuple[Fields, ...]:
         value, slope = residual(x)
         low = xp.where(value <= 0, x, low)
         high = xp.where(value >= 0, x, high)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from scipy import optimize
-
 ScalarFunction = Callable[[float], float]
 
 
@@ -19,6 +17,8 @@ class Minimum(NamedTuple):
 
 def find_root(function: ScalarFunction, low: float, high: float, *, xtol: float = 2e-12) -> float:
     """Return a root in a bracket over which the function changes its sign."""
+    from scipy import optimize  # here: it is slow to import, and few calls need it
+
     rtol: Any = 1e-14
     root: Any = optimize.brentq(function, low, high, xtol=xtol, rtol=rtol)
     return float(root)
@@ -28,6 +28,8 @@ def find_minimum(
     function: ScalarFunction, low: float, high: float, *, xtol: float = 1e-10
 ) -> Minimum:
     """Return a local minimum in an interval."""
+    from scipy import optimize  # here: it is slow to import, and few calls need it
+
     result: Any = optimize.minimize_scalar(
         function, bounds=(low, high), method="bounded", options={"xatol": xtol}
     )

@@ -206,7 +206,7 @@ class _Search:
     def _require_one_eigenvalue(self, method: str, signals: int | None) -> None:
         """Raise ValueError for inputs or labels that the formulas do not cover."""
         data = self.data
-        if data.clusters is not None or not data.has_one_eigenvalue:
+        if data.cluster_law is not None or not data.has_one_eigenvalue:
             fix = "this needs centred inputs with one eigenvalue. Omit it"
             raise checks.reject("by", method, fix)
         if signals is not None and data.directions != signals:

@@ -202,7 +202,7 @@ def check_names(answer: Answer, swept: Iterable[str]) -> Answer:
     return answer
 
 
-def _is_numeric(value: Any) -> bool:
+def _is_numeric(value: object) -> bool:
     return not isinstance(value, (str, bytes)) and hasattr(
         value, "__float__" if np.ndim(value) == 0 else "__len__"
     )

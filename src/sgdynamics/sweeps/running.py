@@ -109,7 +109,9 @@ def _as_needed(
     threads = cores if is_batched and not is_single else 1
     threads = max(threads, len(devices)) if is_batched else threads
     # Each thread has a device of its own, if there are several.
-    shares = [[device] for device in devices] if is_batched else [devices]
+    shares: list[Sequence[Device]] = [devices]
+    if is_batched:
+        shares = [[device] for device in devices]
     # The first group compiles, so its time says nothing about the others.
     yield from _compute_on(shares[0], job, *tasks[0], swept)
     waiting, start_time, done = tasks[:0:-1], time.monotonic(), 0

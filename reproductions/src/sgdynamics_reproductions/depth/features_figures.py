@@ -99,7 +99,7 @@ def movement(kernel: xr.DataArray) -> xr.DataArray:
     """Frobenius norm of the change of a kernel relative to that of the start."""
     pair = ["sample", "sample_other"]
     start = kernel.isel(step=0)
-    return np.sqrt(((kernel - start) ** 2).sum(pair) / (start**2).sum(pair))
+    return (((kernel - start) ** 2).sum(pair) / (start**2).sum(pair)) ** 0.5
 
 
 def _draw_richness(data: xr.Dataset) -> Any:

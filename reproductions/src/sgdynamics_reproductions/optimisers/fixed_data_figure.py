@@ -97,7 +97,7 @@ def figure_8(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
 
     epochs = EpochSGD(EPOCH_RATE, ALPHA, update=updates.momentum(memory=EPOCH_MEMORY))
     epoch_alpha = ALPHA * np.array([0.5, 1.0, 2.0, 3.0, 4.0])
-    epoch_options = {} if not quick else {"cells": 24}
+    epoch_options: dict[str, Any] = {} if not quick else {"cells": 24}
     epoch_theory = solve_dmft(
         erf_unit, epochs, erf_start, alpha=epoch_alpha, **settings, **epoch_options
     )

@@ -281,7 +281,10 @@ def setting(
     """
     parameters = check_parameters(alpha, eta, m0, algorithm, l, tau, T, ridge)
     half = parameters.alpha / 2
-    common = {"lr": half * parameters.eta, "samples_per_dimension": parameters.alpha}
+    common: dict[str, Any] = {
+        "lr": half * parameters.eta,
+        "samples_per_dimension": parameters.alpha,
+    }
     batches = {**common, "batch_fraction": parameters.l, "rescale": rescale}
     if algorithm == "GD":
         method: FixedData = GradientDescent(**common)
