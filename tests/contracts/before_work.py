@@ -29,6 +29,7 @@ from sgdynamics.mean_field import particles
 from sgdynamics.sde import covariance
 from sgdynamics.simulation import running
 from sgdynamics.solvers import batch, dmft, large_batch, linear
+from sgdynamics.statics import bayes, erm, samples_needed, weak_recovery
 from sgdynamics.sweeps import sweeping
 
 
@@ -72,6 +73,11 @@ FIRST_CALLS = [
     (links, "evaluate_at"),
     (links, "_evaluate_in_blocks"),
     (leap_complexity, "evaluate_at"),
+    (bayes, "bayes_curve"),
+    (weak_recovery, "channel_of"),
+    (erm, "_Predictor"),
+    (erm, "aligned_labels"),
+    (samples_needed, "first_below"),
 ]
 
 

@@ -5,8 +5,18 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 import sgdynamics as sgd
 from sgdynamics.base.registry import Question
+from sgdynamics.statics.registry import ENTRIES
+
+STATICS = {entry.name for entry in ENTRIES}
+# Labels -1 and +1 given one signal, which the statics read instead of the student.
+SIGNS = sgd.labels.outcomes(
+    [-1.0, 1.0], lambda z: jnp.array([jax.nn.sigmoid(-z[0]), jax.nn.sigmoid(z[0])])
+)
 
 
 def call(question: Question, problem: Any, algorithm: Any, start: Any) -> Any:
@@ -19,11 +29,16 @@ def call(question: Question, problem: Any, algorithm: Any, start: Any) -> Any:
 def small_arguments(question: Question, problem: Any, algorithm: Any, start: Any) -> dict[str, Any]:
     """The arguments of a small call.
 
-    Where a method or an update decides whether a question has an answer, the one that does is used.
+    Where a method, an update or the labels decide whether a question has an answer, those that do
+    are used.
     """
     arguments = dict(question.example)
     if question.name == "solve_linear" and isinstance(problem, sgd.TeacherStudent):
         problem = problem.replace(activation="linear")
+    if question.name == "max_margin" and isinstance(problem, sgd.TeacherStudent):
+        problem = problem.replace(activation="linear", labels=sgd.labels.sign(), noise=0.0)
+    if question.name in STATICS and "top" in problem.kinds:
+        problem = problem.replace(likelihood=SIGNS)
     if question.name in ("optimal_protocol", "optimal_schedule"):
         algorithm = _differentiable(algorithm)
     if question.name == "simulate":

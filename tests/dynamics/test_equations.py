@@ -72,6 +72,8 @@ UPDATES = [
     U.sam(reach=0.5),
     U.muon(),
     U.muon(memory=2.0, newton_schulz=True),
+    U.inertia(0.5, temperature=0.2),
+    U.row_adam(2, memory=4.0, eps=0.02),
     U.weight_decay(0.1, of=U.momentum(0.9)),
     U.weight_decay(0.1, of=U.polyak()),
     U.weight_decay(0.1, of=U.rmsprop(2.0, eps=0.1), decoupled=False),
@@ -100,6 +102,9 @@ def test_the_list_of_updates_is_complete():
     assert set(U.__all__) - kinds_of_updates == {"Update", "maker", "own"}
 
 
+KICK = np.random.default_rng(1).normal(size=(2, 5))  # noise of a step, N in the formulas
+
+
 class TrialGradient:
     """The gradient of one batch as a step reads it: the same matrix at all rows."""
 
@@ -126,6 +131,9 @@ class TrialGradient:
     def sign(self, G):
         return np.sign(G)
 
+    def noise(self):
+        return KICK
+
     def plain_step(self, G):
         return -self.lr / self.D * (G + self.pull)
 
@@ -151,14 +159,20 @@ def test_printed_steps_are_the_steps_of_the_code(update):
     G = generator.normal(size=(2, 5)) * np.sqrt(D)
     state = {name: generator.normal(size=(2, 5)) for name in ("weights", *law.rows)}
     state |= {name: generator.uniform(0.5, 1.0, (2, 5)) for name in law.squares}
-    state |= {name: np.float64(0.7) for name in law.scalars}
+    state |= {name: generator.uniform(0.5, 1.0) for name in law.scalars}
     if "age" in state:
         state["age"] = np.float64((number - 1) / D)
     with jax.enable_x64(True):
         step = law.step(state, TrialGradient(G, lr, D), lr, D, number, **update.parameters)
         expected = state["weights"] + np.asarray(step["weights"])
-    values = {STATE_SYMBOLS[name]: value for name, value in state.items() if name != "age"}
-    if law.name == "adam":  # the code stores V/(1 - beta^n), so that the velocity is corrected
+    values = {symbol: state[name] for name, symbol in STATE_SYMBOLS.items() if name in state}
+    squares = [value for name, value in state.items() if name.startswith("square_")]
+    if squares:  # one number per row
+        values["S"] = np.array(squares)[:, None]
+    if law.name in (
+        "adam",
+        "row_adam",
+    ):  # they store V/(1 - beta^n), so that the velocity is corrected
         beta = update.numbers["beta"]
         values["V"] = values["V"] * (1 - beta ** (number - 1))
     hyperparameters = dict(update.numbers)
@@ -167,7 +181,15 @@ def test_printed_steps_are_the_steps_of_the_code(update):
     values |= {
         hyperparameter_symbol(name): np.float64(value) for name, value in hyperparameters.items()
     }
-    values |= {"G": G, "D": D, "n": float(number), r"\mathrm{lr}": lr, "B": 1.0, "Y": 0.0}
+    values |= {
+        "G": G,
+        "N": KICK,
+        "D": D,
+        "n": float(number),
+        r"\mathrm{lr}": lr,
+        "B": 1.0,
+        "Y": 0.0,
+    }
     values["norm"] = lambda x: np.sqrt(np.sum(x**2))
     for line in law.equations:
         if "at the start" in line:
@@ -178,8 +200,8 @@ def test_printed_steps_are_the_steps_of_the_code(update):
         for point in "XY":
             line = line.replace(rf"G\left({point}\right)", "G")
         left, _, right = line.replace(r"\leftarrow", "=").partition(" = ")
-        if left == "W_i":  # row by row, with the norm of each row
-            left = "W"
+        if left.endswith("_i"):  # row by row, with the norm of each row
+            left = left.removesuffix("_i")
             values["norm"] = lambda x: np.sqrt(np.sum(x**2, axis=-1, keepdims=True))
         values[left] = evaluate(right, values)
     np.testing.assert_allclose(values["W"], expected, rtol=1e-10)

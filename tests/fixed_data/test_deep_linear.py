@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import integrate
@@ -70,6 +71,59 @@ def test_lazy_limit_is_linear_regression():
     expected = regression_excess(rate=0.3, steps=12, alpha=2.0, noise=0.25)
     assert abs(expected - 0.18354676) < 1e-8
     assert abs(twice(limit.excess_risk)[0] - expected) < 1e-6
+
+
+def momentum_excess(rate, beta, steps, alpha, noise, nesterov=False):
+    """The same for momentum, by a recursion of the error along each eigenvector."""
+    ratio = 1 / alpha
+
+    def integrand(angle):
+        value = 1 + ratio + 2 * np.sqrt(ratio) * np.cos(angle)
+        density = (2 * np.sqrt(ratio) * np.sin(angle)) ** 2 / (2 * np.pi * ratio * value)
+        error, velocity = 1.0, 0.0
+        for factor in np.broadcast_to(beta, max(steps, np.size(beta)))[:steps]:
+            slope = value * error
+            velocity = factor * velocity + slope
+            error -= rate * (slope + factor * velocity if nesterov else velocity)
+        return density * (error**2 + noise * ratio * (1 - error) ** 2 / value)
+
+    return integrate.quad(integrand, 0, np.pi, epsabs=1e-12)[0]
+
+
+LAZY = PROBLEM.replace(gamma0=1e-4, width_per_dimension=1e16)
+REGRESSION = {"rate": 0.3, "alpha": 2.0, "noise": 0.25}  # three layers at lr = 0.1
+
+
+def test_lazy_limit_with_momentum_is_linear_regression():
+    algorithm = DESCENT.replace(update=sgd.updates.momentum(0.5))
+    limit = solve(LAZY, algorithm, steps=[4, 12])
+    expected = [momentum_excess(beta=0.5, steps=steps, **REGRESSION) for steps in (4, 12)]
+    assert np.allclose(twice(limit.excess_risk), expected, rtol=0, atol=1e-6)
+    plain = [momentum_excess(beta=0.0, steps=steps, **REGRESSION) for steps in (4, 12)]
+    assert abs(plain[1] - regression_excess(steps=12, **REGRESSION)) < 1e-9
+    assert np.abs(np.subtract(plain, expected)).min() > 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("update", [sgd.updates.momentum, sgd.updates.nesterov])
+def test_lazy_limit_with_scheduled_momentum(update):
+    """beta is a function of t = lr steps: 0.5 in the first two steps, and then 0."""
+    algorithm = DESCENT.replace(update=update(until_two_steps))
+    limit = solve(LAZY, algorithm, steps=[2, 4])
+    expected = [
+        momentum_excess(
+            beta=[0.5, 0.5, 0.0, 0.0],
+            steps=steps,
+            nesterov=update is sgd.updates.nesterov,
+            **REGRESSION,
+        )
+        for steps in (2, 4)
+    ]
+    assert np.allclose(twice(limit.excess_risk), expected, rtol=0, atol=1e-6)
+
+
+def until_two_steps(t):
+    return jnp.where(t < 0.15, 0.5, 0.0)
 
 
 @pytest.mark.slow
@@ -167,11 +221,25 @@ def falling(alpha):
     return 0.4 / (1 + alpha)
 
 
+def falling_in_t(t):
+    return 0.06 / (1 + t)
+
+
 LAWS = {
     "blocks and decay": (BLOCKS, DESCENT),
     "batches of a data set": (
         PROBLEM,
         sgd.MultiPassSGD(lr=0.1, samples_per_dimension=2.0, batch_fraction=0.4),
+    ),
+    "momentum on a data set": (BLOCKS, DESCENT.replace(lr=0.05, update=sgd.updates.momentum(0.5))),
+    "Nesterov on batches of a data set": (
+        PROBLEM,
+        sgd.MultiPassSGD(
+            lr=falling_in_t,
+            samples_per_dimension=2.0,
+            batch_fraction=0.4,
+            update=sgd.updates.nesterov(until_two_steps),
+        ),
     ),
     "fresh batches, momentum": (
         BLOCKS,
@@ -212,6 +280,19 @@ def test_exact_law_approaches_the_limit():
 
 
 @pytest.mark.slow
+def test_exact_law_with_momentum_approaches_the_limit():
+    algorithm = DESCENT.replace(lr=0.05, update=sgd.updates.momentum(0.5))
+    limit = solve(PROBLEM, algorithm, steps=[5, 20])
+    arguments = {"dimension": 10**6, "runs": 24, "seed": 3, "progress": False}
+    runs = sgd.simulate(PROBLEM, algorithm, steps=[5, 20], **arguments)
+    for name in ("excess_risk", "train_risk"):
+        mean, deviation = runs[name].values.mean(axis=0), runs[name].values.std(axis=0, ddof=1)
+        error = Z * deviation / np.sqrt(24) + 1e-5
+        assert np.all(error < 2e-3), name
+        assert np.all(np.abs(mean - limit[name].values[0]) < error), name
+
+
+@pytest.mark.slow
 def test_batches_of_a_data_set_in_the_limit():
     algorithm = sgd.MultiPassSGD(lr=0.1, samples_per_dimension=2.0, batch_fraction=0.4)
     limit = solve(PROBLEM, algorithm, steps=[5, 10])
@@ -249,6 +330,20 @@ def test_unsupported_combinations_raise():
         (
             lambda: solve(PROBLEM, one_pass.replace(update=sgd.updates.normalised()), alpha=[1.0]),
             "update = .*momentum",
+        ),
+        (
+            lambda: solve(PROBLEM, DESCENT.replace(update=sgd.updates.sign()), steps=[1]),
+            "update = .*axes of the layers",
+        ),
+        (
+            lambda: solve(PROBLEM, DESCENT.replace(update=sgd.updates.muon()), steps=[1]),
+            "update = .*momentum",
+        ),
+        (
+            lambda: solve(
+                PROBLEM, DESCENT.replace(update=sgd.updates.momentum(lambda t: 1 + t)), steps=[1]
+            ),
+            "beta = .*below 1",
         ),
         (
             lambda: sgd.simulate(PROBLEM, DESCENT, steps=[1], dimension=20, dtype="float32"),

@@ -12,9 +12,6 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.base.random import step_key
 from sgdynamics.cli import problem_files
-from sgdynamics.fixed_data.wide_network import WideParameters, WideSetup
-from sgdynamics.fixed_data.wide_network_runs import WideSweep, kernel_root
-from sgdynamics.problems.activations import activation
 from sgdynamics.solvers.wide_network import BATCH_KEY
 from tests.conftest import Z
 
@@ -32,7 +29,7 @@ def solve(problem, algorithm, steps=STEPS, paths=PATHS, **arguments):
     return sgd.solve_dmft(problem, algorithm, steps=steps, paths=paths, progress=False, **arguments)
 
 
-def linear_recursion(problem, rates, weights=None, beta=0.0):
+def linear_recursion(problem, rates, weights=None, betas=None, nesterov=False):
     """f before each step of one linear hidden layer, from the covariance of (h_1, w).
 
     The variables of a neuron move linearly, so that they stay Gaussian.
@@ -55,8 +52,10 @@ def linear_recursion(problem, rates, weights=None, beta=0.0):
         signals = problem.gamma0 / count * errors
         move = np.zeros((size, size))
         move[:-1, -1], move[-1, :count] = kernel[:, :count] @ signals, signals
-        velocity = beta * velocity + move @ state
-        state = state + rate * velocity
+        beta = 0.0 if betas is None else betas[step]
+        gradient = move @ state
+        velocity = beta * velocity + gradient
+        state = state + rate * (gradient + beta * velocity if nesterov else velocity)
     return np.array(outputs)
 
 
@@ -98,6 +97,39 @@ def test_schedules_and_batches():
     expected = linear_recursion(LINEAR, np.full(9, 0.4), selected)[STEPS]
     algorithm = sgd.MultiPassSGD(lr=0.4, batch_fraction=0.6)
     check(solve(LINEAR, algorithm, seed=4), "outputs", expected[:, :3])
+
+
+def test_momentum_follows_its_closed_recursion():
+    algorithm = sgd.GradientDescent(lr=0.1, update=sgd.updates.momentum(0.6))
+    expected = linear_recursion(LINEAR, np.full(9, 0.1), betas=np.full(9, 0.6))[STEPS]
+    result = solve(LINEAR, algorithm)
+    assert np.allclose(result.outputs[0], expected[:, :3], rtol=0, atol=1e-10)
+    assert np.allclose(result.test_outputs[0], expected[:, 3:], rtol=0, atol=1e-10)
+    # The velocity has changed the outputs.
+    plain = linear_recursion(LINEAR, np.full(9, 0.1))[STEPS]
+    assert np.abs(expected - plain).max() > 0.1
+
+
+@pytest.mark.slow
+def test_nesterov_with_schedules_follows_its_closed_recursion():
+    """The factor of momentum and the rate are functions of t, the sum of the rates."""
+    times = [0.0]
+    for _ in range(9):
+        times.append(times[-1] + falling(times[-1]) / 4)
+    betas = rising(np.array(times[:-1]))
+    update = sgd.updates.nesterov(rising)
+    algorithm = sgd.GradientDescent(lr=lambda t: falling(t) / 4, update=update)
+    expected = linear_recursion(LINEAR, np.diff(times), betas=betas, nesterov=True)[STEPS]
+    assert np.allclose(solve(LINEAR, algorithm).outputs[0], expected[:, :3], rtol=0, atol=1e-10)
+    # A constant rate with a scheduled factor
+    betas = rising(0.1 * np.arange(9))
+    expected = linear_recursion(LINEAR, np.full(9, 0.1), betas=betas, nesterov=True)[STEPS]
+    result = solve(LINEAR, algorithm.replace(lr=0.1))
+    assert np.allclose(result.outputs[0], expected[:, :3], rtol=0, atol=1e-10)
+
+
+def rising(t):
+    return 0.8 * t / (0.1 + t)
 
 
 def test_lazy_networks_are_kernel_regression():
@@ -175,24 +207,19 @@ def test_three_layers_against_trained_networks():
 @pytest.mark.slow
 def test_momentum_against_trained_networks():
     problem = RICH.replace(hidden_layers=2)
-    kernel, root = kernel_root(*problem.all_inputs())
-    setup = WideSetup(2, activation("tanh"), 3, 2, velocity="momentum")
-    scalars = {"gamma0": 3.0, "times": 0.15, "fraction": 1.0, "divisor": 1.0}
-    scalars |= {"beta": 0.5, "tolerance": 3e-3}
-    with jax.enable_x64(True):
-        values = {name: np.float64(value) for name, value in scalars.items()}
-        parameters = WideParameters(kernel=kernel, labels=LABELS, key=jax.random.key(0), **values)
-        sweeps = [
-            WideSweep(setup, parameters, root, 2048, 200, (0, replicate)).solve(
-                np.array(STEPS), lambda steps: None
-            )
-            for replicate in range(4)
-        ]
-    outputs = np.array([sweep["outputs"] for sweep in sweeps])
+    algorithm = sgd.GradientDescent(lr=0.15, update=sgd.updates.momentum(0.5))
+    result = solve(problem, algorithm, paths=8192)
     rng = np.random.default_rng(6)
-    networks = [train_network(problem, 0.15, 8, 400, rng, 0.5)[STEPS][:, :3] for _ in range(48)]
-    error = np.hypot(outputs.std(axis=0), np.std(networks, axis=0) / np.sqrt(48)) + 0.3 / 400
-    assert np.all(np.abs(outputs.mean(axis=0) - np.mean(networks, axis=0)) < Z * error)
+    networks = np.array([train_network(problem, 0.15, 8, 400, rng, 0.5)[STEPS] for _ in range(48)])
+    # Means have a bias of order 1/N.
+    error = networks.std(axis=0, ddof=1) / np.sqrt(48) + 0.3 / 400
+    means = networks.mean(axis=0)
+    check(result, "outputs", means[..., :3], error[..., :3])
+    check(result, "test_outputs", means[..., 3:], error[..., 3:])
+    assert np.max(error) < 0.02
+    # Without momentum the outputs at the end are far from these.
+    plain = solve(problem, algorithm.replace(update=None), paths=8192)
+    assert np.abs(plain.outputs[0, -1] - result.outputs[0, -1]).max() > 0.1
 
 
 def published_setting():
@@ -254,6 +281,8 @@ def test_unsupported_combinations_raise():
         (lambda: solve(LINEAR, descent.replace(head_rate=2.0)), "head_rate = 2"),
         (lambda: solve(LINEAR, sgd.Langevin(temperature=0.5)), "thermal noise"),
         (lambda: solve(LINEAR, sgd.PersistentSGD()), "persistent batches"),
+        (lambda: solve(LINEAR, descent.replace(update=sgd.updates.sign())), "update = .*linear"),
+        (lambda: solve(LINEAR, descent.replace(update=sgd.updates.muon())), "update = .*momentum"),
         (lambda: solve(LINEAR, sgd.EpochSGD()), "algorithm = .*wide networks"),
         (lambda: solve(LINEAR, sgd.OnePassSGD(lr=0.1)), "algorithm = "),
         (lambda: any_solver(LINEAR, sgd.OnePassSGD(lr=0.1), None, times=[1.0]), "wide network"),

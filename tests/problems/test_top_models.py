@@ -72,7 +72,7 @@ def test_lora_keeps_its_balance_in_gradient_flow():
     """B^T B - A A^T is constant without noise and decay."""
     problem = sgd.models.lora(head=(1.0,), shift=(1.0,), gram=[[1, 0.2], [0.2, 1]])
     start = sgd.start(problem, M=[[0.1, 0.3]], Q=[[1.0]], top={"B": [[0.3]]})
-    result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.0), start, times=[0, 4.0])
+    result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.0), start, times=[0, 8.0])
     balance = result["top.B"].values[0, :, 0, 0] ** 2 - result.Q.values[0, :, 0, 0]
     assert abs(result["top.B"].values[0, 1, 0, 0] - 0.3) > 0.05
     np.testing.assert_allclose(balance[1], balance[0], atol=1e-8)

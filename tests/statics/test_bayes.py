@@ -264,3 +264,11 @@ def test_results_record_their_problem(tmp_path):
 def test_invalid_arguments_are_rejected(problem, samples, reason):
     with pytest.raises(ValueError, match=reason):
         sgd.bayes_optimal(problem, samples)
+
+
+def test_linear_labels_of_two_signals_are_ridge_regression():
+    """The excess risk v/2 of y = (z1 + z2)/2 + noise solves 2 v + v/(noise + v) = 1 at alpha = 1."""
+    problem = sgd.TeacherStudent(width=2, teacher_width=2, activation="linear", noise=0.2)
+    result = sgd.bayes_optimal(problem, [1.0])
+    v = (-0.4 + np.sqrt(0.16 + 8 * 0.2)) / 4
+    assert result["excess_risk"].values.ravel() == pytest.approx(v / 2, rel=1e-4)

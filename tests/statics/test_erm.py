@@ -130,6 +130,26 @@ def test_mixture():
     np.testing.assert_allclose(values, [1.66689, 3.91006, 0.175196, 0.116602], rtol=5e-6)
 
 
+def test_ridge_in_a_mixture_with_far_clusters():
+    """The plain iteration oscillates here; direct minimisers of the loss in d = 300."""
+    alpha, decay, snr, d, runs = 2.0, 0.1, 4.0, 300, 60
+    result = fit(sgd.GaussianMixture("binary", snr=snr), alpha, alpha * decay, "squared")
+    generator, n = np.random.default_rng(0), int(alpha * d)
+    overlaps = []
+    for _ in range(runs):
+        labels = generator.choice([-1.0, 1.0], n)
+        inputs = generator.standard_normal((n, d)) / np.sqrt(snr)
+        inputs[:, 0] += labels
+        gram = inputs.T @ inputs / n + decay * np.eye(d)
+        row = np.linalg.solve(gram, inputs.T @ labels / n)
+        overlaps.append([row[0], row @ row])
+    deviation = np.std(overlaps, axis=0) / np.sqrt(runs)
+    assert np.all(deviation < 0.01)
+    theory = np.array([result.M.item(), result.Q.item()])
+    # the mean over runs differs from the limit by order 1/d
+    assert np.all(np.abs(np.mean(overlaps, axis=0) - theory) < 5 * deviation + 1 / d)
+
+
 def test_ridge_reference_values():
     result = fit(linear(0.25, covariance=BLOCKS), 1.5, 0.2, None)
     values = [result.risk.item(), result.train_risk.item()]

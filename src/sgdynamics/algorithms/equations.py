@@ -9,6 +9,7 @@ from sgdynamics.algorithms.fixed_data import FixedData, Langevin, MultiPassSGD, 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.law import Law, hyperparameter_symbol, step_equation
 from sgdynamics.algorithms.updates.update import Update
+from sgdynamics.algorithms.workers import Workers
 from sgdynamics.base.equations import Section
 
 DIVISORS = {"dimension": "D = d", "trace": r"D = \sum_b n_b l_b", "step": "D = 1"}
@@ -21,10 +22,12 @@ def one_pass_section(
     has_decay: bool,
     on_sphere: bool,
     move: str = r"\frac{\partial \ell_\mu}{\partial W}",
+    head_move: str = r"\frac{\partial \ell_\mu}{\partial a}",
 ) -> Section:
     """Return the step of one-pass SGD on a fresh batch, and its clock.
 
-    `move` is the direction of one sample, by default the gradient of its loss.
+    `move` and `head_move` are the directions of one sample in the rows and in the head, by default
+    the gradients of its loss.
     """
     stated = algorithm.stated or algorithm
     law = algorithm.law
@@ -39,8 +42,10 @@ def one_pass_section(
         lines.append(step_equation(r"\mathrm{al} W"))
     if on_sphere:
         lines.append(r"w_i \leftarrow \frac{w_i}{\left|w_i\right|}")
-    if trains_head and law is None:
-        head = r"\frac{1}{B} \sum_{\mu=1}^{B} \frac{\partial \ell_\mu}{\partial a}"
+    if trains_head and algorithm.has_static_head:
+        lines.append(r"a \text{ is the optimum of the risk for the present rows}")
+    elif trains_head and law is None:
+        head = rf"\frac{{1}}{{B}} \sum_{{\mu=1}}^{{B}} {head_move}"
         decay = r" + \mathrm{al} a" if has_decay else ""
         rate = r"\frac{\mathrm{head\_rate} \, \mathrm{lr}}{D}"
         lines.append(rf"a \leftarrow a - {rate} \left({head}{decay}\right)")
@@ -62,12 +67,37 @@ def one_pass_values(algorithm: OnePassSGD, trains_head: bool) -> dict[str, Any]:
     """Return the hyperparameters of one-pass SGD by symbol."""
     stated = algorithm.stated or algorithm
     values: dict[str, Any] = {r"\mathrm{lr}": stated.lr, "B": stated.batch}
-    if trains_head:
+    if trains_head and not stated.has_static_head:
         values[r"\mathrm{head\_rate}"] = stated.head_rate
     if stated.has_thermal_noise:
         values["T"] = stated.temperature
     if stated.update is not None:
         values |= update_values(stated.update)
+    return values
+
+
+def worker_lines(algorithm: Workers) -> list[str]:
+    """Return the rounds of several workers, each of which takes the steps of one-pass SGD."""
+    lines = [
+        r"\text{worker } k \le K \text{ takes these steps on samples of its own, from } "
+        r"W^{\left(k\right)} = W",
+        r"\text{after } \tau d \text{ samples of each:}\quad "
+        r"\overline{W} = \frac{1}{K} \sum_{k=1}^{K} W^{\left(k\right)}",
+    ]
+    if algorithm.averages:
+        return [*lines, r"W \leftarrow \overline{W}"]
+    return [
+        *lines,
+        r"\Gamma = W - \overline{W},\quad V \leftarrow \mu V + \Gamma,\quad "
+        r"W \leftarrow W - \eta \left(\Gamma + \mu V\right),\quad V = 0 \text{ at the start}",
+    ]
+
+
+def worker_values(algorithm: Workers) -> dict[str, Any]:
+    """Return the hyperparameters of the rounds by symbol."""
+    values: dict[str, Any] = {"K": algorithm.workers, r"\tau": algorithm.every}
+    if not algorithm.averages:
+        values |= {r"\eta": algorithm.outer_lr, r"\mu": algorithm.outer_momentum}
     return values
 
 

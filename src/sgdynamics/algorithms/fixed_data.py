@@ -34,6 +34,7 @@ from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, Scalar
 from sgdynamics.base.controls import (
     Schedule,
     describe_schedule,
+    is_scheduled,
     scalar_or_schedule,
     validate_values,
     values_at,
@@ -159,10 +160,14 @@ class FixedData:
         return values if self.update is None else values | {"update": self.update.parameters}
 
     def check_times(self, times: np.ndarray) -> None:
-        """Raise ValueError if a scheduled temperature or rate is negative or not finite."""
+        """Raise ValueError if a scheduled hyperparameter other than lr leaves its range."""
         for name in ("temperature", "head_rate"):
             if isinstance(value := getattr(self, name, 0.0), Schedule):
                 validate_values(name, value, times, "t")
+        numbers = {} if self.update is None else self.update.parameters
+        for leaf in jax.tree.leaves(numbers, is_leaf=is_scheduled):
+            if is_scheduled(leaf) and leaf.within is not None:
+                validate_values(leaf.within.argument, leaf, times, "t")
 
     @property
     def scheduled(self) -> bool:

@@ -152,26 +152,30 @@ COMBINATIONS: dict[str, dict[str, str | None]] = {
         "other batch": (
             "the batch size of a deep linear network must be an integer. Use batch=4, for example."
         ),
-        "other update": None,  # the dynamics names those that are not supported
-        "coordinatewise update": (
+        # The dynamics names the updates that are not supported.
+        **dict.fromkeys(("other update", "update on data")),
+        **dict.fromkeys(
+            ("coordinatewise update", "coordinatewise update on data"),
             "updates of each coordinate depend on the axes of the layers, and deep linear networks "
             "are solved in rotated frames. Use update=None, sgd.updates.momentum(...) or "
-            "sgd.updates.nesterov(...)."
-        ),
-        **dict.fromkeys(
-            UPDATES_ON_DATA,
-            "on a fixed data set, deep linear networks only take plain steps. Omit update.",
+            "sgd.updates.nesterov(...).",
         ),
         "epochs": (
             "epochs are not supported for deep linear networks. Use sgd.GradientDescent(...) or "
             "sgd.MultiPassSGD(...)."
         ),
     },
-    "wide network": dict.fromkeys(
-        ("epochs", "message passing"),
-        "wide networks are trained with sgd.GradientDescent(...) or sgd.MultiPassSGD(...). Use one "
-        "of these.",
-    ),
+    "wide network": {
+        **dict.fromkeys(
+            ("epochs", "message passing"),
+            "wide networks are trained with sgd.GradientDescent(...) or sgd.MultiPassSGD(...). Use "
+            "one of these.",
+        ),
+        "coordinatewise update on data": (
+            "an update of each weight is not linear in the gradient, which is needed here. Use "
+            "update=None, sgd.updates.momentum(...) or sgd.updates.nesterov(...)."
+        ),
+    },
     "diagonal": {
         **dict.fromkeys(
             ("temperature", "other update", "coordinatewise update", *UPDATES_ON_DATA),

@@ -17,9 +17,12 @@ from sgdynamics.algorithms.equations import (
     fixed_data_values,
     one_pass_section,
     one_pass_values,
+    worker_lines,
+    worker_values,
 )
 from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
 from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
+from sgdynamics.algorithms.workers import Workers
 from sgdynamics.base import checks
 from sgdynamics.base.equations import (
     Equations,
@@ -32,13 +35,29 @@ from sgdynamics.base.equations import (
     text,
 )
 from sgdynamics.base.support import require
+from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.dynamics.protocol import Dynamics
 from sgdynamics.fixed_data.equations import dmft_section
+from sgdynamics.fixed_data.network_equations import network_sections
+from sgdynamics.ode.diagonal_equations import diagonal_drift_sections
 from sgdynamics.ode.equations import drift_section, update_section
-from sgdynamics.problems.equations import has_decay, problem_sections, problem_values
+from sgdynamics.ode.equations import worker_lines as overlap_lines
+from sgdynamics.problems.deep_linear import DeepLinear
+from sgdynamics.problems.diagonal import DiagonalNetwork
+from sgdynamics.problems.equations import (
+    has_decay,
+    loss_values,
+    problem_sections,
+    problem_values,
+)
+from sgdynamics.problems.network_equations import diagonal_values
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedTensor
+from sgdynamics.problems.student_equations import student_sections, student_values
+from sgdynamics.problems.student_losses import StudentsLoss
+from sgdynamics.problems.students import Students
 from sgdynamics.problems.user_losses import RuleLoss
+from sgdynamics.problems.wide_network import WideNetwork
 from sgdynamics.sde.equations import diffusion_section
 
 # The solvers whose equations can be shown, by the argument `of`.
@@ -53,8 +72,12 @@ def equations_of(problem: Any, algorithm: Any, of: str | None, dimension: int | 
     if dimension is not None:
         dimension = checks.integer("dimension", dimension, 1)
         _check_dimension(problem, algorithm, kind)
+    if isinstance(problem, DeepLinear | WideNetwork | DiagonalNetwork):
+        return _networks(problem, algorithm, kind)
     if kind == "dmft":
         return _on_data(problem, validate_fixed_data(algorithm))
+    if isinstance(algorithm, Workers):
+        return _workers(problem, algorithm, kind)
     if isinstance(problem, Dynamics):
         return _own_dynamics(problem, validate_algorithm(algorithm), kind)
     if isinstance(problem, SpikedTensor):
@@ -69,18 +92,37 @@ def equations_of(problem: Any, algorithm: Any, of: str | None, dimension: int | 
     drift = (
         drift_section(problem, one_pass, dimension) if plain else update_section(problem, one_pass)
     )
-    move = {}
-    if isinstance(problem.structure.loss, RuleLoss):
-        several = problem.structure.sample.tokens.count is not None
-        inputs = r"H_\mu X_\mu" if several else r"h_\mu x_\mu^\top"
-        move["move"] = rf"\rho \left({inputs} + A_\mu W + B_\mu W^*\right)"
-    sections = [*problem_sections(problem), one_pass_section(one_pass, **options, **move), drift]
+    sections = [
+        *_sections_of(problem),
+        one_pass_section(one_pass, **options, **_moves(problem)),
+        drift,
+    ]
     if kind == "sde":
         sections.append(diffusion_section(problem, one_pass))
-    values = problem_values(problem) | one_pass_values(one_pass, problem.structure.trained)
+    values = student_values(problem) if isinstance(problem, Students) else problem_values(problem)
+    values |= one_pass_values(one_pass, problem.structure.trained)
     if dimension is not None:
         values["d"] = dimension
     return _equations(problem, one_pass, kind, sections, values, dimension)
+
+
+def _sections_of(problem: Problem) -> tuple[Section, ...]:
+    """Return the sections on the samples and on the losses."""
+    if isinstance(problem, Students):
+        return student_sections(problem)
+    return problem_sections(problem)
+
+
+def _moves(problem: Problem) -> dict[str, str]:
+    """Return the direction of a step, where that is not the gradient of one loss."""
+    loss = problem.structure.loss
+    if not isinstance(loss, (RuleLoss, StudentsLoss)):
+        return {}
+    several = problem.structure.sample.tokens.count is not None
+    inputs = r"H_\mu X_\mu" if several else r"h_\mu x_\mu^\top"
+    if isinstance(loss, RuleLoss):
+        inputs = rf"\rho \left({inputs} + A_\mu W + B_\mu W^*\right)"
+    return {"move": inputs, "head_move": r"g_\mu"}
 
 
 def _check_dimension(problem: Any, algorithm: Any, kind: str) -> None:
@@ -97,6 +139,7 @@ def _check_dimension(problem: Any, algorithm: Any, kind: str) -> None:
         and not problem.structure.sample.noisy_inputs
         and not problem.structure.sample.contexts
         and not problem.structure.loss.reads_overlaps
+        and not isinstance(problem, Students)
     )
     if kind != "ode" or not is_plain or not is_simple:
         raise checks.reject("dimension", "a number", fix)
@@ -122,7 +165,7 @@ def _equations(
 ) -> Equations:
     """Return the sections with a title and the values of the parameters."""
     name = getattr(problem, "kind", type(problem).__name__)
-    limit = "" if kind == "sde" else ", d -> infinity"
+    limit = "" if kind == "sde" else f", {_size_of(problem)} -> infinity"
     if dimension is not None:
         limit = f", d = {dimension}"
     method = {"ode": "ODE", "sde": "SDE", "dmft": "DMFT"}[kind]
@@ -130,6 +173,13 @@ def _equations(
     step = f"{type(algorithm).__name__}" + (f" with {update.kind}" if update is not None else "")
     title = f"{method} of {name} under {step}{limit}"
     return Equations(title, (*sections, Section("Parameters", assignments(values))))
+
+
+def _size_of(problem: Any) -> str:
+    """Return the sizes that are infinite in the limit of a problem."""
+    if isinstance(problem, WideNetwork):
+        return "N"
+    return "d and N" if isinstance(problem, DeepLinear) else "d"
 
 
 def _on_data(problem: Problem, algorithm: FixedData) -> Equations:
@@ -142,6 +192,45 @@ def _on_data(problem: Problem, algorithm: FixedData) -> Equations:
     ]
     values = problem_values(problem) | fixed_data_values(algorithm, structure.trained)
     return _equations(problem, algorithm, "dmft", sections, values)
+
+
+def _workers(problem: Problem, algorithm: Workers, kind: str) -> Equations:
+    """Return the equations of several workers whose rows are averaged in rounds."""
+    inner = validate_algorithm(algorithm.algorithm, problem=problem)
+    steps = one_pass_section(inner, **_options(problem))
+    drift = drift_section(problem, inner, None)
+    samples, losses = problem_sections(problem)
+    values = problem_values(problem)
+    for number, own in enumerate(algorithm.problems or (), start=1):
+        own_values = loss_values(own)
+        lines = losses.lines if number > 1 else ()
+        loss = (*problem_sections(own)[-1].lines, *assignments(own_values))
+        losses = Section("Losses of the workers", (*lines, rf"\text{{worker {number}:}}", *loss))
+        values = {symbol: value for symbol, value in values.items() if symbol not in own_values}
+    sections = [
+        samples,
+        losses,
+        Section("Algorithm", (*steps.lines, *worker_lines(algorithm))),
+        Section("ODE", (*drift.lines, *overlap_lines(problem, algorithm))),
+    ]
+    if kind == "sde":
+        sections.append(diffusion_section(problem, inner, has_workers=True))
+    values |= one_pass_values(inner, problem.structure.trained) | worker_values(algorithm)
+    return _equations(problem, algorithm, kind, sections, values)
+
+
+# Networks with equations of their own
+
+
+def _networks(problem: Any, algorithm: Any, kind: str) -> Equations:
+    """Return the equations of deep linear, infinitely wide and diagonal networks."""
+    validated = dynamics_of(SOLVERS[kind], problem, algorithm).algorithm
+    if isinstance(problem, DiagonalNetwork) and kind == "ode":
+        sections, values = diagonal_drift_sections(problem), diagonal_values(problem)
+        values |= {r"\mathrm{lr}": validated.lr, "B": validated.batch}
+        return _equations(problem, algorithm, kind, sections, values)
+    sections, values = network_sections(problem, validated)
+    return _equations(problem, algorithm, kind, sections, values)
 
 
 # Spiked tensors: the code is in `spiked_equations`

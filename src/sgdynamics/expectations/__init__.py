@@ -10,6 +10,8 @@ class              losses and samples                          error estimate
 `ContextSums`      contexts, each with a loss of its own       largest error of the contexts
 `NoisyInputs`      noise on the inputs of the students         that of the expectation without it
 `DropoutSums`      dropout of students (up to 10 units)        that of the expectation without it
+`StudentSums`      several students in one problem, with       largest error of the students
+                   independent gradients
 `Clusters`         ReLU networks on Gaussian mixtures,         a second quadrature (up to 4 units),
                    logistic loss                               replicates (more units)
 `ClosedPairs`      networks that learn from networks,          rounding (closed forms), tail of the

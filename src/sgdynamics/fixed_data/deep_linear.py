@@ -124,7 +124,7 @@ class DeepParameters(NamedTuple):
     problem: Parameters  # gain g, rates r_l, start_scale, noise, weight_decay, eigenvalues, teacher
     algorithm: Parameters  # lr, fraction, divisor, beta
     unit: Scalar  # learning rate of a step over that of the algorithm
-    alpha_per_step: Scalar  # samples/d per step, the variable of schedules of one-pass SGD
+    schedule_step: Scalar  # increase per step of the variable of schedules: samples/d, or t
 
 
 class Weights(NamedTuple):
@@ -555,9 +555,9 @@ def _map_runs(
 
 def at_step(parameters: DeepParameters, number: IntScalar) -> DeepParameters:
     """The values of scheduled hyperparameters at one step."""
-    algorithm = parameters.algorithm
+    algorithm, step = dict(parameters.algorithm), jnp.maximum(number, 0)
+    variable = step * parameters.schedule_step
     if "times" in algorithm:  # a table of t before each step, of a schedule on a fixed data set
-        times, step = algorithm["times"], jnp.maximum(number, 0)
-        return parameters._replace(algorithm={**algorithm, "lr": times[step + 1] - times[step]})
-    alpha = jnp.maximum(number, 0) * parameters.alpha_per_step
-    return parameters._replace(algorithm=values_at(algorithm, alpha))
+        times = algorithm.pop("times")
+        algorithm["lr"], variable = times[step + 1] - times[step], times[step]
+    return parameters._replace(algorithm=values_at(algorithm, variable))

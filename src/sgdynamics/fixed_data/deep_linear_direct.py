@@ -25,8 +25,7 @@ from sgdynamics.fixed_data.deep_linear import (
 )
 from sgdynamics.fixed_data.deep_linear_runs import (
     group_within_memory,
-    hyperparameters_of,
-    layer_parameters,
+    run_parameters,
     velocity_of,
 )
 from sgdynamics.problems.deep_linear import DeepLinear
@@ -250,13 +249,7 @@ class DirectDeepRuns(Simulator):
             velocity_of(algorithm),
         )
         block_sizes = np.asarray(sizes.inputs).astype(np.int64)
-        values = DeepParameters(
-            DeepSizes(*(np.asarray(size, np.float64) for size in sizes)),
-            layer_parameters(problem, width / dimension),
-            hyperparameters_of(algorithm),
-            np.float64(unit),
-            np.float64(alpha_per_step),
-        )
+        values = run_parameters(problem, algorithm, sizes, unit, alpha_per_step)
         parameters = problem.parameters
         teacher = np.zeros(dimension)
         # The direction within a block does not matter.

@@ -42,6 +42,25 @@ def velocity_of(algorithm: OnePassSGD | FixedData) -> str:
     return "" if update is None else update.law.name
 
 
+def run_parameters(
+    problem: DeepLinear,
+    algorithm: OnePassSGD | FixedData,
+    sizes: DeepSizes,
+    unit: float,
+    alpha_per_step: float,
+) -> DeepParameters:
+    """All values that the steps of a run read."""
+    # Schedules are functions of t on a fixed data set, and of samples/d otherwise.
+    on_data = isinstance(algorithm, FixedData) and not isinstance(algorithm.lr, Schedule)
+    return DeepParameters(
+        DeepSizes(*(np.asarray(size, np.float64) for size in sizes)),
+        layer_parameters(problem, float(sizes.hidden / np.sum(sizes.inputs))),
+        hyperparameters_of(algorithm),
+        np.float64(unit),
+        np.float64(algorithm.lr if on_data else alpha_per_step),
+    )
+
+
 def hyperparameters_of(algorithm: OnePassSGD | FixedData) -> Parameters:
     """The hyperparameters that a step reads, with a schedule of t as a table of times."""
     values = {"lr": algorithm.parameters["lr"]}
@@ -100,13 +119,7 @@ class DeepRuns(Simulator):
             samples=int(sizes.samples) if selects and is_exact else 0,
             velocity=velocity_of(algorithm),
         )
-        self.values = DeepParameters(
-            DeepSizes(*(np.asarray(size, np.float64) for size in sizes)),
-            layer_parameters(problem, float(sizes.hidden / np.sum(sizes.inputs))),
-            hyperparameters_of(algorithm),
-            np.float64(unit),
-            np.float64(alpha_per_step),
-        )
+        self.values = run_parameters(problem, algorithm, sizes, unit, alpha_per_step)
         self.capacity, self.seed = capacity_of(last_step), seed
 
     @float64

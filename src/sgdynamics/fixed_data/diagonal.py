@@ -101,7 +101,7 @@ class DiagonalParameters(NamedTuple):
     problem: Parameters  # start, noise, weight_decay
     algorithm: Parameters  # lr, fraction, divisor
     unit: Scalar  # learning rate of a step over that of the algorithm
-    alpha_per_step: Scalar  # samples/d per step, the variable of schedules of one-pass SGD
+    schedule_step: Scalar  # samples/d per step, the variable of schedules of one-pass SGD
 
 
 class DiagonalState(NamedTuple):

@@ -82,7 +82,7 @@ class WideParameters(NamedTuple):
     times: Float[Numeric, " table"] | Scalar  # lr, or t before each step
     fraction: Scalar  # of the samples in a batch
     divisor: Scalar  # of the sum over a batch, in addition to the number of samples
-    beta: Scalar  # of momentum
+    beta: Float[Numeric, " table"] | Scalar  # of momentum, or its value in each step
     tolerance: Scalar
     key: RandomKey  # of the batches
 
@@ -318,7 +318,8 @@ def advance_step(
     gradients = _gradients(setup, parameters, state, passes, signals)
     velocity, moves = None, gradients
     if setup.velocity:
-        beta = parameters.beta
+        beta = jnp.asarray(parameters.beta)
+        beta = beta if beta.ndim == 0 else beta[number]
         velocity = jax.tree.map(lambda old, new: beta * old + new, state.velocity, gradients)
         moves = velocity
         if setup.velocity == "nesterov":

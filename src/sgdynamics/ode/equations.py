@@ -7,8 +7,16 @@
 from __future__ import annotations
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.base.equations import Section, join_terms
-from sgdynamics.problems.equations import Symbols, has_decay, symbols_of
+from sgdynamics.algorithms.workers import Workers
+from sgdynamics.base.equations import Section, join_terms, number
+from sgdynamics.ode.static_top import RETURN
+from sgdynamics.problems.equations import (
+    Symbols,
+    decay_of_overlaps,
+    has_decay,
+    head_gradient_of,
+    symbols_of,
+)
 from sgdynamics.problems.losses import ContextLoss
 from sgdynamics.problems.problem import Problem
 from sgdynamics.samples import input_covariance
@@ -25,7 +33,7 @@ def drift_section(problem: Problem, algorithm: OnePassSGD, dimension: int | None
     if dimension is not None:
         lines += _finite_dimension_lines(problem)
     lines += sphere_lines(problem)
-    lines += _head_lines(problem)
+    lines += _static_head_lines(problem) if algorithm.has_static_head else _head_lines(problem)
     return Section("ODE", tuple(lines))
 
 
@@ -68,7 +76,7 @@ def _overlap_lines(problem: Problem, algorithm: OnePassSGD, symbols: Symbols) ->
         dQ = [rf"-\mathbb{{E}}\left[{h} {fields_T} + {fields} {h_T}\right]"]
     if has_decay(problem):
         dM.append(rf"-\mathrm{{al}} M{b}")
-        dQ.append(rf"-2 \mathrm{{al}} Q{b}")
+        dQ.append(decay_of_overlaps(problem))
     if not algorithm.flow:
         dQ.append(_noise_term(problem, symbols, rho))
     if algorithm.has_thermal_noise:
@@ -167,7 +175,7 @@ def _head_lines(problem: Problem) -> list[str]:
     context, weight = ("", "") if structure.heads == 1 else ("^{(c)}", "w_c ")
     gradient = (
         mean("g")
-        if "rates" in problem._parameters
+        if head_gradient_of(problem) == "g"
         else mean(rf"\frac{{\partial \ell}}{{\partial a{context}}}")
     )
     if structure.heads > 1:
@@ -177,6 +185,63 @@ def _head_lines(problem: Problem) -> list[str]:
     if decay:
         inner = rf"\left({inner}\right)"
     return [rf"\frac{{da{context}}}{{dt}} = -\mathrm{{head\_rate}} \, {inner}"]
+
+
+def _static_head_lines(problem: Problem) -> list[str]:
+    """Return da/dt of a head, or a top, that stays at its optimum (`ode.static_top`)."""
+    head = r"\theta" if problem.structure.top is not None else "a"
+    decay = rf" + \mathrm{{al}} {head}" if has_decay(problem) else ""
+    gradient = mean(rf"\frac{{\partial \ell}}{{\partial {head}}}")
+    return [
+        rf"G_{head}\left(M, Q, {head}\right) = {gradient}{decay},\quad "
+        rf"J = \frac{{\partial G_{head}}}{{\partial {head}}}",
+        rf"\frac{{d{head}}}{{dt}} = -J^{{+}} \left("
+        rf"\frac{{\partial G_{head}}}{{\partial M}} \frac{{dM}}{{dt}} + "
+        rf"\frac{{\partial G_{head}}}{{\partial Q}} \frac{{dQ}}{{dt}} + "
+        rf"{number(RETURN)} \, G_{head}\right),\quad G_{head} = 0 \text{{ at the start}}",
+    ]
+
+
+def worker_lines(problem: Problem, algorithm: Workers) -> list[str]:
+    """Return the rates of the overlaps C between two workers, and the end of a round."""
+    symbols = symbols_of(problem)
+    b, fields_T, fields = symbols.index, symbols.fields(True, True), symbols.fields(True)
+    first, second = r"\left(k\right)", r"\left(l\right)"
+    fields_T = fields_T.removesuffix(r"^{\top}")
+    dC = [
+        rf"-\mathbb{{E}}\left[h^{{{first}}} {fields_T}^{{{second}\top}} + "
+        rf"{fields}^{{{first}}} h^{{{second}\top}}\right]"
+    ]
+    if has_decay(problem):
+        dC.append(rf"-2 \mathrm{{al}} C{b}")
+    return [
+        rf"C{b} = W{b}^{{{first}}} W{b}^{{{second}\top}} \text{{ of two workers }} k \ne l",
+        rf"\frac{{dC{b}}}{{dt}} = {join_terms(dC)}",
+        *_round_lines(symbols.index, algorithm),
+    ]
+
+
+def _round_lines(b: str, algorithm: Workers) -> list[str]:
+    """Return the map of the overlaps at the end of a round."""
+    if not algorithm.averages:
+        return [
+            r"\text{end of a round: } "
+            rf"M{b} \leftarrow R M{b},\quad Q{b} \leftarrow R Q{b} R^\top \text{{, where }}"
+            r" \left(W^{\left(1\right)}, \ldots, W^{\left(K\right)}, W, V\right) \leftarrow R "
+            r"\left(W^{\left(1\right)}, \ldots, W^{\left(K\right)}, W, V\right)"
+        ]
+    if algorithm.problems is None:
+        M, Q = f"M{b}", rf"\frac{{1}}{{K}} Q{b} + \left(1 - \frac{{1}}{{K}}\right) C{b}"
+    else:
+        M = rf"\frac{{1}}{{K}} \sum_k M{b}^{{\left(k\right)}}"
+        Q = (
+            rf"\frac{{1}}{{K^2}} \left(\sum_k Q{b}^{{\left(k\right)}} + "
+            rf"\sum_{{k \ne l}} C{b}^{{\left(k l\right)}}\right)"
+        )
+    return [
+        r"\text{end of a round: } "
+        rf"M{b} \leftarrow {M},\quad Q{b} \leftarrow {Q},\quad C{b} \leftarrow Q{b}"
+    ]
 
 
 def _top_lines(problem: Problem) -> list[str]:
@@ -231,7 +296,7 @@ def _image_lines(
     dQ = [rf"-\mathbb{{E}}\left[\tilde{{h}} {fields_T} + {fields} \tilde{{h}}^\top\right]"]
     if has_decay(problem):
         dM.append(rf"-\mathrm{{al}} M{b}")
-        dQ.append(rf"-2 \mathrm{{al}} Q{b}")
+        dQ.append(decay_of_overlaps(problem))
     dQ.append(
         rf"\mathrm{{lr}} {noise_factor(problem)}"
         r"\mathbb{E}\left[\tilde{h} \tilde{h}^\top\right]"

@@ -10,6 +10,7 @@ import numpy as np
 
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import ArrayArgument, Parameters
+from sgdynamics.base.equations import HasEquations
 from sgdynamics.samples import input_covariance
 from sgdynamics.samples.arguments import Covariance, validate_covariance
 from sgdynamics.samples.spectra import Spectrum
@@ -19,7 +20,7 @@ PARAMETRISATIONS = ("mup", "ntk", "standard")
 
 
 @dataclass(frozen=True)
-class DeepLinear:
+class DeepLinear(HasEquations):
     """A deep linear network whose width is proportional to the dimension.
 
     ::

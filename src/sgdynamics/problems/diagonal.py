@@ -10,6 +10,7 @@ import numpy as np
 
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import Parameters
+from sgdynamics.base.equations import HasEquations
 from sgdynamics.problems.diagonal_limits import (
     Interpolator,
     LateLaw,
@@ -25,7 +26,7 @@ MOST_ATOMS = 1000
 
 
 @dataclass(frozen=True)
-class DiagonalNetwork:
+class DiagonalNetwork(HasEquations):
     """A diagonal linear network: two weights per coordinate, whose product is the predictor.
 
     ::

@@ -38,6 +38,7 @@ from sgdynamics.problems.losses import (
     OuterLoss,
 )
 from sgdynamics.problems.problem import Problem
+from sgdynamics.problems.student_losses import StudentsLoss
 from sgdynamics.problems.user_losses import RuleLoss, UserLoss
 from sgdynamics.samples.draws import Draw
 from sgdynamics.samples.input_covariance import eigenvalues, fractions
@@ -244,7 +245,8 @@ def _means(problem: Problem) -> list[str]:
     elif sample.means:
         lines.append(rf"m{index} = \sum_r c_{{{index[1:]} r}} w^*_r")
         lines += assignments({"c": problem.parameters["means"]})
-    if sample.draws is not None and not isinstance(problem.structure.loss, GatedLoss):
+    has_own_draws = isinstance(problem.structure.loss, (GatedLoss, StudentsLoss))
+    if sample.draws is not None and not has_own_draws:
         lines += join_in_lines([_draw(draw) for draw in sample.draws], 3)
     return lines
 
@@ -319,7 +321,7 @@ def loss_lines(problem: Problem, loss: Loss) -> list[str]:
     if isinstance(loss, ClusterLoss):
         return [
             r"f = \sum_{i=1}^{p} a_i \sigma\left(\lambda_i\right)",
-            *_activation_lines("\\sigma", loss.student),
+            *activation_lines("\\sigma", loss.student),
             r"\ell = \log\left(1 + e^{f}\right) - y f",
             r"h_i = a_i \sigma'\left(\lambda_i\right) \left(\frac{1}{1 + e^{-f}} - y\right)",
         ]
@@ -337,7 +339,7 @@ def loss_lines(problem: Problem, loss: Loss) -> list[str]:
     return _user_lines(problem, loss)
 
 
-def _activation_lines(symbol: str, activation: Activation, derivative: bool = True) -> list[str]:
+def activation_lines(symbol: str, activation: Activation, derivative: bool = True) -> list[str]:
     """Return the definition of an activation, and of its derivative if it has a formula."""
     value, slope = activation_formulas(activation)
     line = rf"{symbol}\left(x\right) = {value}"
@@ -361,13 +363,13 @@ def _network_lines(loss: NetworkLoss, head: str, noise_law: str | None) -> list[
     if noise_law is not None:
         z = rf"\text{{{text(noise_law.replace('_', ' '))} of variance 1, or of scale 1}}"
     lines = [rf"f = \frac{{1}}{{p}} \sum_{{i=1}}^{{p}} {head} \sigma\left(\lambda_i\right)"]
-    lines += _activation_lines("\\sigma", loss.student)
+    lines += activation_lines("\\sigma", loss.student)
     if isinstance(loss, CommitteeLoss):
         same = loss.teacher == loss.student
         teacher = "\\sigma" if same else "\\sigma_*"
         label = rf"\frac{{1}}{{k}} \sum_{{r=1}}^{{k}} a^*_r {teacher}\left(\lambda^{{*}}_r\right)"
         if not same:
-            lines += _activation_lines(teacher, loss.teacher, derivative=False)
+            lines += activation_lines(teacher, loss.teacher, derivative=False)
     else:
         (target, _), *_ = loss.label_functions().values()
         symbol = function_symbol(target, "target")
@@ -505,7 +507,10 @@ def problem_values(problem: Problem) -> dict[str, Any]:
         identity = np.array_equal(gram[0], np.eye(problem.signals))
         values["P"] = "identity" if identity and problem.signals > 3 else gram[0]
     if has_decay(problem):
-        values[r"\mathrm{al}"] = stated.get("weight_decay", problem.weight_decay)
+        decay = stated.get("weight_decay", problem.weight_decay)
+        is_column = not callable(decay) and np.ndim(decay) > 0
+        symbol = r"\operatorname{diag}\left(\mathrm{al}\right)" if is_column else r"\mathrm{al}"
+        values[symbol] = np.ravel(decay) if is_column else decay
     return {symbol: _plain(value) for symbol, value in values.items()}
 
 
@@ -516,4 +521,18 @@ def _plain(value: Any) -> Any:
 def has_decay(problem: Problem) -> bool:
     """Whether the weight decay of the problem is a function or not 0."""
     decay = problem.weight_decay
-    return callable(decay) or float(np.asarray(decay)) != 0.0
+    return callable(decay) or bool(np.any(np.asarray(decay) != 0.0))
+
+
+def decay_of_overlaps(problem: Problem) -> str:
+    """Return the effect of the weight decay on dQ/dt: of a number, or of one number per row."""
+    b = symbols_of(problem).index
+    if np.ndim(problem._parameters["weight_decay"]):
+        return rf"-\left(\mathrm{{al}} Q{b} + Q{b} \mathrm{{al}}\right)"
+    return rf"-2 \mathrm{{al}} Q{b}"
+
+
+def head_gradient_of(problem: Problem) -> str:
+    """Return the gradient in the head: that of the loss, or the one that the loss states."""
+    states_gradient = isinstance(problem.structure.loss, (RuleLoss, StudentsLoss))
+    return "g" if states_gradient else r"\frac{\partial \ell}{\partial a}"

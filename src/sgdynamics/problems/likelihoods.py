@@ -287,9 +287,9 @@ class StatedLikelihood:
 
     Examples
     --------
-    >>> likelihood = sgd.labels.additive(lambda signals: signals[0] ** 2, noise=0.1)
-    >>> likelihood.values, likelihood.noise
-    ((), 0.1)
+    >>> law = sgd.labels.additive(lambda z: z[0] * z[1], noise=0.1)
+    >>> law.noise, law.values
+    (0.1, ())
     """
 
     function: Callable[..., Any]

@@ -9,6 +9,7 @@ import numpy as np
 
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import Parameters
+from sgdynamics.base.equations import HasEquations
 from sgdynamics.problems.activations import Activation, student_activation
 
 MOST_LAYERS = 30
@@ -16,7 +17,7 @@ MOST_SAMPLES = 100  # with more, a finite network is as good
 
 
 @dataclass(frozen=True)
-class WideNetwork:
+class WideNetwork(HasEquations):
     """An infinitely wide network that learns features, on a given data set.
 
     ::

@@ -165,13 +165,13 @@ def start_of(
     drawn at `dimension`, unless its record or the spectrum of the problem has another one.
     """
     values = _plain_record("start", record)
+    if "own dynamics" in problem.kinds:
+        return values  # its variables, which it checks itself
     if problem.kind in STATING_START:
         if values:
             fix = "this problem states its initial weights itself. Omit the start."
             raise checks.reject("start", values, fix)
         return None
-    if "own dynamics" in problem.kinds:
-        return values  # its variables, which it checks itself
     kind = values.pop("kind", "random" if not {"M", "m"} & set(values) else "overlaps")
     checks.choice("start kind", kind, ("random", "overlaps"))
     if kind == "overlaps":

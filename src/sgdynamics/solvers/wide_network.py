@@ -10,7 +10,10 @@ import jax
 import numpy as np
 import xarray as xr
 
+from sgdynamics.algorithms.fixed_data import FixedData, elapsed_at
 from sgdynamics.base import checks
+from sgdynamics.base.controls import Schedule, evaluate_schedule
+from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import Meter, meter
 from sgdynamics.base.resources import check_memory
 from sgdynamics.fixed_data.dmft import REDUCTION
@@ -135,12 +138,24 @@ def _sweep(
         times=values["lr"].parameters["times"] if algorithm.scheduled else values["lr"],
         fraction=values["fraction"],
         divisor=values["divisor"],
-        beta=np.float64(0.0 if update is None else update.numbers["beta"]),
+        beta=_momentum_factors(algorithm, int(call.save_steps[-1])),
         tolerance=np.float64(tolerance),
         # All replicates see the same batches.
         key=jax.random.fold_in(jax.random.key(call.seed), BATCH_KEY),
     )
     return WideSweep(setup, parameters, root, neurons, limit, key)
+
+
+@float64
+def _momentum_factors(algorithm: FixedData, steps: int) -> np.ndarray:
+    """The factor beta of momentum; for a function of t, its values in these steps."""
+    if algorithm.update is None:
+        return np.zeros(())
+    beta = algorithm.update.numbers["beta"]
+    if not isinstance(beta, Schedule):
+        return np.float64(beta)
+    times = elapsed_at(algorithm.lr, np.arange(max(steps, 1)))
+    return evaluate_schedule(beta, np.asarray(times))
 
 
 def _stack(solutions: list[States]) -> States:

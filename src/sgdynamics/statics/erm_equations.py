@@ -18,6 +18,7 @@ Sources: Sur and Candes (2019), Thrampoulidis et al. (2018), Mignacco et al. (20
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,7 +33,8 @@ from sgdynamics.statics.setup import Setup
 TOLERANCE = 1e-12  # relative change of an iteration
 MOST_ITERATIONS = 4000
 MEMORY = 4  # iterates of the extrapolation
-DAMPING = 0.3  # share of the old state, for losses whose prox has kinks
+# Shares of the old state, tried in this order: small weight decays on far clusters oscillate.
+DAMPINGS = (0.0, 0.3, 0.7, 0.9, 0.97, 0.99)
 LARGEST = 1e12  # a squared norm or V beyond this value has diverged
 
 
@@ -216,12 +218,22 @@ class ErmEquations:
         return self.nodes(state._replace(V=0.0))
 
     def solve(self, start: ErmState | None = None) -> ErmState:
-        """Return the fixed point, or a state of NaN if the iteration diverges.
+        """Return the fixed point, or a state of NaN if the iteration diverges with any damping.
 
         Raises RuntimeError if the iteration does not converge.
         """
-        damping = DAMPING if self.loss.has_kinks else 0.0
-        state = self.first_state() if start is None else start
+        # a prox with kinks makes the iteration itself bend
+        dampings = DAMPINGS[1:] if self.loss.has_kinks else DAMPINGS
+        first = self.first_state() if start is None else start
+        for damping in dampings[:-1]:
+            with suppress(RuntimeError):
+                state = self._iterate(first, damping)
+                if np.isfinite(state.q):
+                    return state
+        return self._iterate(first, dampings[-1])
+
+    def _iterate(self, state: ErmState, damping: float) -> ErmState:
+        """Iterate the equations with one damping."""
         inputs: list[np.ndarray] = []
         outputs: list[np.ndarray] = []
         for _ in range(MOST_ITERATIONS):

@@ -143,6 +143,7 @@ SYMBOLS = {
     "head": r"\omega_a",
     "sigma": "s",
     "temperature": "T",
+    "friction": r"\zeta",
     "velocity_rate": r"\mathrm{lr}_V",
     "delta": r"\delta",
     "offset": "o",
