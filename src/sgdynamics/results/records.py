@@ -165,7 +165,7 @@ def start_of(
     drawn at `dimension`, unless its record or the spectrum of the problem has another one.
     """
     values = _plain_record("start", record)
-    if problem.kind in STATING_START:
+    if getattr(problem, "kind", None) in STATING_START:
         if values:
             fix = "this problem states its initial weights itself. Omit the start."
             raise checks.reject("start", values, fix)
