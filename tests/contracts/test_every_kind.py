@@ -46,6 +46,12 @@ CALLS = {
     ),
 }
 DIRECT_ONLY = {"simulate": CALLS["direct"]}  # without an exact chain
+# Runs of a deep linear network take steps of square matrices.
+MATRICES = {
+    "simulate": lambda *objects: sgd.simulate(*objects, steps=STEPS, dimension=60, runs=20, seed=1)
+}
+# Networks whose results have observables of the weights, from which runs cannot continue.
+WITHOUT_CONTINUATION = ("deep linear", "diagonal")
 ON_DATA = {
     "simulate": lambda *objects: sgd.simulate(
         *objects, steps=DATA_STEPS, dimension=D, runs=40, seed=1
@@ -72,8 +78,12 @@ def solution(kind, method):
     question = "simulate" if method == "direct" else method
     calls = CALLS | {
         "fixed data": ON_DATA,
+        "update on data": ON_DATA,
+        "message passing": ON_DATA,
+        "coordinatewise update on data": {"simulate": ON_DATA["direct"]},
         "coordinatewise update": DIRECT_ONLY,
         "epochs": DIRECT_ONLY,
+        "deep linear": MATRICES,
     }.get(kind, {})
     with full_optimisation() if question == "simulate" else nullcontext():
         return calls[method](
@@ -110,11 +120,12 @@ def relative_change(theory):
     )
 
 
-# For updates see tests/ode/test_update_step.py.
+# For updates see tests/ode/test_update_step.py. A static head is a limit of head rates, and
+# tests/ode/test_static_tops.py compares it with these.
 @pytest.mark.parametrize(
     "kind",
     slow(
-        supported_kinds("solve_ode", "other batch"),
+        supported_kinds("solve_ode", "other batch", "static head"),
         ("other update", "coordinatewise update", "snr = inf", *COMPILES_LONG),
     ),
 )
@@ -151,11 +162,13 @@ def test_exact_and_direct_runs_have_the_same_law(kind):
 
 
 # The kind "fields" on a data set is "fixed data"; for epochs see tests/algorithms/test_epochs.py.
-# A mixture has a DMFT of its own, at any snr.
+# A mixture has a DMFT of its own, at any snr. Deep linear and infinitely wide networks have no
+# paths: tests/fixed_data/test_deep_linear.py and test_wide_network.py compare them with runs.
 @pytest.mark.parametrize(
     "kind",
     slow(
-        supported_kinds("solve_dmft", "fields", "epochs"), ("mixture", "snr = inf", *COMPILES_LONG)
+        supported_kinds("solve_dmft", "fields", "epochs", "deep linear", "wide network"),
+        ("mixture", "snr = inf", "update on data", *COMPILES_LONG),
     ),
 )
 def test_dmft_is_the_mean_of_runs_on_a_data_set(kind):
@@ -250,12 +263,25 @@ def test_the_multiplicities_of_the_hessian_count_all_directions():
     assert bulk == pytest.approx(4.0, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    "kind", slow(supported_kinds("simulate"), ("coordinatewise update", *COMPILES_LONG))
+# Runs that take long to compile or to solve.
+SLOW_RUNS = (
+    "coordinatewise update",
+    "update on data",
+    "coordinatewise update on data",
+    "message passing",
+    "deep linear",
+    *COMPILES_LONG,
 )
+
+
+@pytest.mark.parametrize("kind", slow(supported_kinds("simulate"), SLOW_RUNS))
 def test_results_are_saved_and_continued(kind, tmp_path):
     result = solution(kind, "simulate")
     xr.testing.assert_identical(sgd.load(sgd.save(result, tmp_path / "result.nc")), result)
+    if kind in WITHOUT_CONTINUATION:
+        with pytest.raises(ValueError, match=r"^result = .*recorded"):
+            sgd.start_from(result)
+        return
     start = sgd.start_from(result)
     final_values = {
         name: np.asarray(start[name] if isinstance(start, dict) else getattr(start, name))
@@ -266,31 +292,33 @@ def test_results_are_saved_and_continued(kind, tmp_path):
         np.testing.assert_allclose(value, result[name].values[:, -1], rtol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "kind", slow(supported_kinds("simulate"), ("coordinatewise update", *COMPILES_LONG))
-)
+@pytest.mark.parametrize("kind", slow(supported_kinds("simulate"), SLOW_RUNS))
 def test_a_sweep_agrees_with_single_calls(kind):
     problem = PROBLEMS[kind]()
-    options = dict(steps=STEPS, runs=200, seed=1)
-    if kind == "fixed data":
+    options = {"steps": STEPS, "dimension": D, "runs": 200, "seed": 1}
+    if kind in ("fixed data", "update on data", "message passing", "coordinatewise update on data"):
         options |= {"steps": DATA_STEPS, "runs": 40}
-    if kind in ("coordinatewise update", "epochs"):
+    if kind in ("coordinatewise update", "coordinatewise update on data", "epochs"):
         options |= {"method": "direct", "runs": 40, "seed": 2}
+    if kind == "deep linear":
+        options |= {"dimension": 60, "runs": 20}
+    # message passing has no learning rate
+    parameter, other, value = ("lr", LR / 2, LR)
+    if kind == "message passing":
+        parameter, other, value = ("samples_per_dimension", 1.5, 2.0)
     swept = sgd.sweep(
         "simulate",
         problem=problem,
         algorithm=algorithm_of(kind, "sweep"),
         start=start_of(kind, problem),
-        over={"lr": [LR / 2, LR]},
-        dimension=D,
+        over={parameter: [other, value]},
         **options,
     )
     single = solution(kind, "simulate")
     for name in variable_names(single):
-        np.testing.assert_allclose(swept[name].sel(lr=LR), single[name], rtol=1e-9, atol=1e-12)
-        assert name in ("a", "Q") or not np.allclose(
-            swept[name].sel(lr=LR / 2), single[name], rtol=1e-4
-        )
+        same, changed = (swept[name].sel({parameter: at}) for at in (value, other))
+        np.testing.assert_allclose(same, single[name], rtol=1e-9, atol=1e-12)
+        assert name in ("a", "Q") or not np.allclose(changed, single[name], rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["fields", "mixture", "snr = inf", "own dynamics"])

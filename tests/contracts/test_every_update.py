@@ -41,6 +41,7 @@ UPDATES = {
     "rmsprop": lambda: U.rmsprop(1.0, eps=0.1),
     "sam": lambda: U.sam(reach=0.2),
     "sam of a radius": lambda: U.sam(0.2),
+    "row_adam": lambda width=1: U.row_adam(width, memory=1.0, beta=0.8),
     "schedule_free": lambda: U.schedule_free(0.9),
     "sign": lambda: U.sign(),
     "state_rate": lambda: U.state_rate(lambda overlaps: 1 / (1 + overlaps.Q[0, 0])),
@@ -73,7 +74,9 @@ def call(update, spectrum, width, solver):
     covariance = SPECTRA[spectrum]
     options = {} if covariance is None else {"covariance": covariance}
     problem = sgd.TeacherStudent(width=width, activation="erf", noise=0.1, **options)
-    algorithm = sgd.OnePassSGD(lr=0.3, update=UPDATES[update](), per="trace")
+    # one second moment for each row
+    sizes = {"width": width} if update == "row_adam" else {}
+    algorithm = sgd.OnePassSGD(lr=0.3, update=UPDATES[update](**sizes), per="trace")
     if isinstance(covariance, sgd.Spectrum):
         start = sgd.random_start(problem, seed=3)
         return CALLS[solver](problem, algorithm, start, steps=[0, 3])

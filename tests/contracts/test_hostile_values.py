@@ -18,6 +18,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import xarray as xr
+from jax.experimental.compilation_cache import compilation_cache as jax_cache
 
 import sgdynamics as sgd
 from sgdynamics import updates
@@ -99,6 +100,10 @@ def plain_step(state, gradient, lr, D, number, factor):
 
 def jax_network(parameters, x):
     return parameters["u"] @ jnp.tanh(parameters["W"] @ x)
+
+
+def cite_subject(subject):
+    return sgd.cite(subject)
 
 
 def stages_result():
@@ -226,6 +231,24 @@ CALLS = {
         {"width": 1, "activation": "erf", "spikes": (3.0,), "tied": False, "weight_decay": 0.0},
     ),
     "perceptron": (sgd.models.perceptron, {"rule": "hebb", "weight_decay": 0.0}),
+    "lora": (
+        sgd.models.lora,
+        {
+            **{"rank": 1, "activation": "erf", "head": (1.0,), "shift": (1.0,), "gram": None},
+            **{"noise": 0.0, "weight_decay": 0.0},
+        },
+    ),
+    "mlp": (
+        sgd.models.mlp,
+        {
+            **{"widths": (2, 2), "activation": "tanh", "teacher": None, "signals": 2},
+            **{"noise": 0.0, "biases": False, "weight_decay": 0.0},
+        },
+    ),
+    "softmax": (
+        sgd.models.softmax,
+        {"classes": 2, "width": 1, "activation": "tanh", "biases": False, "weight_decay": 0.0},
+    ),
     "gan": (
         sgd.models.gan,
         {
@@ -376,9 +399,25 @@ CALLS = {
         {**FIXED, "batch_fraction": 0.5, "rescale": True, "persistence_time": 1.0},
     ),
     "Langevin": (sgd.Langevin, {**FIXED, "temperature": 1.0}),
+    "AMP": (sgd.AMP, {"samples_per_dimension": 3.0, "estimator": "bayes", "start": "zero"}),
     "EpochSGD": (sgd.EpochSGD, {**FIXED, "batch": 1, "order": "reshuffle"}),
     "EpochSGD.cells": (sgd.EpochSGD().cells, {"given": 16}),
     "piecewise_rate": (sgd.piecewise_rate, {"edges": [1.0], "rates": [1.0, 0.0]}),
+    "labels.sign": (sgd.labels.sign, {"flip": 0.1}),
+    "labels.probit": (sgd.labels.probit, {"noise": 0.1}),
+    "labels.logistic": (sgd.labels.logistic, {"slope": 2.0}),
+    "labels.outcomes": (
+        sgd.labels.outcomes,
+        {
+            "values": [-1.0, 1.0],
+            "probabilities": lambda z: jax.nn.softmax(jnp.array([-z[0], z[0]])),
+            "kinks": (),
+        },
+    ),
+    "labels.additive": (
+        sgd.labels.additive,
+        {"function": lambda z: z[0], "noise": 0.1, "kinks": ()},
+    ),
     "labels.student_t": (sgd.labels.student_t, {"df": 3.0, "scale": 1.0}),
     "labels.laplace": (sgd.labels.laplace, {"scale": 1.0}),
     "labels.cauchy": (sgd.labels.cauchy, {"scale": 1.0}),
@@ -687,6 +726,9 @@ CALLS = {
     "compare": (sgd.compare, {"theory": result(), "simulation": result()}),
     "save": (sgd.save, {"result": result(), "path": "saved.nc"}),
     "load": (sgd.load, {"path": "saved.nc", "group": None}),
+    "cite": (sgd.cite, {}),
+    "cite, subject": (cite_subject, {"subject": PROBLEM}),
+    "compile_cache": (sgd.compile_cache, {"folder": "programs"}),
     "problem_of": (
         sgd.problem_of,
         {"result": result().assign_attrs(problem=encode(PROBLEM.describe()))},
@@ -748,6 +790,8 @@ CALLS |= {
 # Modules, classes of results, and objects without arguments that could be invalid.
 NOT_CALLED = {
     "DataSpectrum",
+    "Equations",
+    "WeakRecovery",
     "Move",
     "models",
     "papers",
@@ -783,11 +827,25 @@ def error_of(function, arguments):
     return None
 
 
+@pytest.fixture
+def compilation_cache():
+    """JAX's compilation cache, which `compile_cache` changes, as before the test."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    jax_cache.reset_cache()
+
+
+@pytest.mark.usefixtures("compilation_cache")
 @pytest.mark.parametrize("name", CALLS)
 def test_hostile_values(name, tmp_path, monkeypatch):
     stop_before_work(monkeypatch)
     monkeypatch.setattr(resources, "available_bytes", lambda: 16 * 2.0**30)
     monkeypatch.chdir(tmp_path)
+    # compile_cache(None) uses the folder of this variable
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
     sgd.save(result(), "saved.nc")
     Path("rates.csv").write_text("step,lr\n0,0.1\n10,0.2\n")
     function, valid = CALLS[name]

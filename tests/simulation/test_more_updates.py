@@ -607,6 +607,8 @@ def all_updates():
         U.clipped(0.3),
         U.sam(0.1),
         U.adam(2.0, beta=0.0),
+        U.inertia(0.5, temperature=0.1),
+        U.row_adam(2, memory=1.0),
     ]
 
 

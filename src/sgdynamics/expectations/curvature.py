@@ -55,6 +55,16 @@ class Curvature(NamedTuple):
     gradient: np.ndarray  # E[h_i x], (p, D)
     top: TopCurvature | None = None  # the blocks of the numbers on top
 
+    def plus(self, other: Curvature) -> Curvature:
+        """Return the sum of two terms of a loss without numbers on top."""
+        assert self.top is None
+        assert other.top is None
+        return Curvature(
+            self.inside + other.inside,
+            self.outside + other.outside,
+            self.gradient + other.gradient,
+        )
+
 
 class PairCurvature(NamedTuple):
     """E[F x x^T] of rows i and fields c, in the basis I, a a^T, a b^T + b a^T, b b^T."""

@@ -243,10 +243,7 @@ class SignalGrids(Networks):
         for grid, weights in grids:
             gradient, slope = _target_slope(structure, parameters, grid, weights, head, fields)
             targets.append(curvature.curvature_from_reduced(gradient, slope, axes))
-        versions = [
-            curvature.Curvature(*(a + b for a, b in zip(*both, strict=True)))
-            for both in zip(own, targets, strict=True)
-        ]
+        versions = [first.plus(second) for first, second in zip(own, targets, strict=True)]
         return versions, not self.has_grid
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from sgdynamics.base import checks
 from sgdynamics.problems.label_laws import LabelLaw
-from sgdynamics.problems.likelihoods import StatedLikelihood
+from sgdynamics.problems.likelihoods import StatedLikelihood, kink_sequence
 from sgdynamics.samples.laws import NoiseLaw
 
 __all__ = [
@@ -148,7 +148,8 @@ def outcomes(
     if not callable(probabilities):
         fix = "give a JAX function from the signals to one probability per label"
         raise checks.reject("probabilities", probabilities, fix)
-    return StatedLikelihood(probabilities, tuple(labels.tolist()), kinks=tuple(kinks))
+    planes = kink_sequence(kinks)
+    return StatedLikelihood(probabilities, tuple(labels.tolist()), kinks=planes)
 
 
 def additive(
@@ -185,7 +186,7 @@ def additive(
             "function", function, "give a JAX function from the signals to a number"
         )
     variance = checks.number("noise", noise, 0.0)
-    return StatedLikelihood(function, noise=variance, kinks=tuple(kinks))
+    return StatedLikelihood(function, noise=variance, kinks=kink_sequence(kinks))
 
 
 def student_t(df: float, scale: float = 1.0) -> NoiseLaw:

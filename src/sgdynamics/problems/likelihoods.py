@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -350,6 +350,15 @@ def kinks_fix(directions: int) -> str:
         f"give numbers (planes z_r = number) or pairs (normal of {directions} numbers, level), "
         "such as [0.0] or [((1, -1), 0.0)]"
     )
+
+
+def kink_sequence(value: object) -> tuple[Any, ...]:
+    """Return the argument ``kinks`` of a label law as a tuple; `planes_from` reads its entries."""
+    is_array = isinstance(value, np.ndarray) and value.ndim > 0
+    if not isinstance(value, (list, tuple)) and not is_array:
+        fix = "give a list of planes (normal, level) or of numbers, such as [0.0]"
+        raise checks.reject("kinks", value, fix)
+    return tuple(cast(Sequence[Any], value))
 
 
 def planes_from(kinks: tuple[Any, ...], directions: int) -> tuple[Plane, ...]:
