@@ -509,7 +509,7 @@ def problem_values(problem: Problem) -> dict[str, Any]:
         decay: Any = stated.get("weight_decay", problem.weight_decay)
         is_column = not callable(decay) and np.ndim(decay) > 0
         symbol = r"\operatorname{diag}\left(\mathrm{al}\right)" if is_column else r"\mathrm{al}"
-        values[symbol] = np.ravel(decay) if is_column else decay
+        values[symbol] = decay.ravel() if is_column else decay
     return {symbol: _plain(value) for symbol, value in values.items()}
 
 
