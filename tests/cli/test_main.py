@@ -105,6 +105,8 @@ Commands:
   info       Show versions, devices and the compilation cache.
   explore    Explore a problem with sliders in the browser.
   forecast   Forecast the loss of a training run from measured loss curves.
+  cite       Print BibTeX of the papers behind a file.
+  schema     Print the JSON schema of problem files, for editors.
 
   FILE is a problem file in TOML with the tables [problem], [algorithm] and
   [start], and a table for each command, such as [run]. See examples/*.toml.
@@ -579,7 +581,7 @@ FILES = {
 SAYS = {
     "file": "file = '{folder}/smal.toml': no such file. Did you mean 'small.toml'?",
     "command": "no command 'rnu': did you mean 'run'? choose one of run, compare, exit-time, "
-    "hessian, sweep, figure, figures, info, explore, forecast",
+    "hessian, sweep, figure, figures, info, explore, forecast, cite, schema",
     "option": "no option '--formt': did you mean '--format'?",
     "picture": "format = 'svg': choose one of 'png', 'pdf', 'both', 'none'",
     "result": "file = '{folder}/small.toml': this is no NetCDF file, or it is not whole",
@@ -588,7 +590,8 @@ SAYS = {
     "table": "the file has no 'algoritm': did you mean 'algorithm'? "
     "it takes title, problem, algorithm, start, run, exit_time, hessian, sweep",
     "kind": "problem kind = 'TeacherStudents': did you mean 'TeacherStudent'? choose one of "
-    "TeacherStudent, GaussianMixture, SpikedTensor, contexts, {models}",
+    "TeacherStudent, GaussianMixture, SpikedTensor, DeepLinear, WideNetwork, DiagonalNetwork, "
+    "contexts, {models}",
     "activation": "activation = 'sqare': did you mean 'square'? known are linear, "
     "square, erf, relu, tanh, gelu, softplus, sigmoid, silu, abs, he2, he3, he4, he5, he6; "
     "or sgd.Activation(f, kinks=...)",

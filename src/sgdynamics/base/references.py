@@ -713,6 +713,273 @@ REFERENCES: dict[str, Reference] = {
             "booktitle": "Conference on Learning Theory",
         },
     ),
+    "donoho2009message": Reference(
+        "article",
+        "Donoho, David L. and Maleki, Arian and Montanari, Andrea",
+        "Message-passing algorithms for compressed sensing",
+        2009,
+        {
+            "journal": "Proceedings of the National Academy of Sciences",
+            "volume": "106",
+            "number": "45",
+            "pages": "18914--18919",
+            "doi": "10.1073/pnas.0909892106",
+            "eprint": "0907.3574",
+        },
+    ),
+    "rangan2011generalized": Reference(
+        "inproceedings",
+        "Rangan, Sundeep",
+        "Generalized approximate message passing for estimation with random linear mixing",
+        2011,
+        {
+            "booktitle": "IEEE International Symposium on Information Theory",
+            "pages": "2168--2172",
+            "doi": "10.1109/ISIT.2011.6033942",
+            "eprint": "1010.5141",
+        },
+    ),
+    "javanmard2013state": Reference(
+        "article",
+        "Javanmard, Adel and Montanari, Andrea",
+        (
+            "State evolution for general approximate message passing algorithms, with "
+            "applications to spatial coupling"
+        ),
+        2013,
+        {
+            "journal": "Information and Inference",
+            "volume": "2",
+            "number": "2",
+            "pages": "115--144",
+            "doi": "10.1093/imaiai/iat004",
+            "eprint": "1211.5164",
+        },
+    ),
+    "barbier2019optimal": Reference(
+        "article",
+        (
+            r"Barbier, Jean and Krzakala, Florent and Macris, Nicolas and Miolane, L{\'e}o "
+            r"and Zdeborov{\'a}, Lenka"
+        ),
+        "Optimal errors and phase transitions in high-dimensional generalized linear models",
+        2019,
+        {
+            "journal": "Proceedings of the National Academy of Sciences",
+            "volume": "116",
+            "number": "12",
+            "pages": "5451--5460",
+            "doi": "10.1073/pnas.1802705116",
+            "eprint": "1708.03395",
+        },
+    ),
+    "mondelli2021approximate": Reference(
+        "inproceedings",
+        "Mondelli, Marco and Venkataramanan, Ramji",
+        ("Approximate message passing with spectral initialization for generalized linear models"),
+        2021,
+        {
+            "booktitle": "International Conference on Artificial Intelligence and Statistics",
+            "eprint": "2010.03460",
+        },
+    ),
+    "aubin2018committee": Reference(
+        "inproceedings",
+        (
+            "Aubin, Benjamin and Maillard, Antoine and Barbier, Jean and Krzakala, Florent "
+            r"and Macris, Nicolas and Zdeborov{\'a}, Lenka"
+        ),
+        (
+            "The committee machine: computational to statistical gaps in learning a "
+            "two-layers neural network"
+        ),
+        2018,
+        {
+            "booktitle": NEURIPS,
+            "eprint": "1806.05451",
+        },
+    ),
+    "maillard2020phase": Reference(
+        "inproceedings",
+        r"Maillard, Antoine and Loureiro, Bruno and Krzakala, Florent and Zdeborov{\'a}, Lenka",
+        "Phase retrieval in high dimensions: statistical and computational phase transitions",
+        2020,
+        {
+            "booktitle": NEURIPS,
+            "eprint": "2006.05228",
+        },
+    ),
+    "mondelli2019fundamental": Reference(
+        "article",
+        "Mondelli, Marco and Montanari, Andrea",
+        "Fundamental limits of weak recovery with applications to phase retrieval",
+        2019,
+        {
+            "journal": "Foundations of Computational Mathematics",
+            "volume": "19",
+            "number": "3",
+            "pages": "703--773",
+            "doi": "10.1007/s10208-018-9395-y",
+            "eprint": "1708.05932",
+        },
+    ),
+    "troiani2024fundamental": Reference(
+        "misc",
+        (
+            r"Troiani, Emanuele and Dandi, Yatin and Defilippis, Leonardo and Zdeborov{\'a}, "
+            "Lenka and Loureiro, Bruno and Krzakala, Florent"
+        ),
+        (
+            "Fundamental computational limits of weak learnability in high-dimensional "
+            "multi-index models"
+        ),
+        2024,
+        {
+            "eprint": "2405.15480",
+        },
+    ),
+    "sur2019modern": Reference(
+        "article",
+        r"Sur, Pragya and Cand{\`e}s, Emmanuel J.",
+        "A modern maximum-likelihood theory for high-dimensional logistic regression",
+        2019,
+        {
+            "journal": "Proceedings of the National Academy of Sciences",
+            "volume": "116",
+            "number": "29",
+            "pages": "14516--14525",
+            "doi": "10.1073/pnas.1810420116",
+            "eprint": "1803.06964",
+        },
+    ),
+    "thrampoulidis2018precise": Reference(
+        "article",
+        "Thrampoulidis, Christos and Abbasi, Ehsan and Hassibi, Babak",
+        "Precise error analysis of regularized {M}-estimators in high dimensions",
+        2018,
+        {
+            "journal": "IEEE Transactions on Information Theory",
+            "volume": "64",
+            "number": "8",
+            "pages": "5592--5628",
+            "doi": "10.1109/TIT.2018.2840720",
+            "eprint": "1601.06233",
+        },
+    ),
+    "mignacco2020role": Reference(
+        "inproceedings",
+        (
+            "Mignacco, Francesca and Krzakala, Florent and Lu, Yue M. and Urbani, "
+            r"Pierfrancesco and Zdeborov{\'a}, Lenka"
+        ),
+        (
+            "The role of regularization in classification of high-dimensional noisy "
+            "{G}aussian mixture"
+        ),
+        2020,
+        {
+            "booktitle": ICML,
+            "eprint": "2002.11544",
+        },
+    ),
+    "loureiro2021learning": Reference(
+        "inproceedings",
+        (
+            r"Loureiro, Bruno and Gerbelot, C{\'e}dric and Cui, Hugo and Goldt, Sebastian "
+            r"and Krzakala, Florent and M{\'e}zard, Marc and Zdeborov{\'a}, Lenka"
+        ),
+        (
+            "Learning curves of generic features maps for realistic datasets with a "
+            "teacher-student model"
+        ),
+        2021,
+        {
+            "booktitle": NEURIPS,
+            "eprint": "2102.08127",
+        },
+    ),
+    "candes2020phase": Reference(
+        "article",
+        r"Cand{\`e}s, Emmanuel J. and Sur, Pragya",
+        (
+            "The phase transition for the existence of the maximum likelihood estimate in "
+            "high-dimensional logistic regression"
+        ),
+        2020,
+        {
+            "journal": "The Annals of Statistics",
+            "volume": "48",
+            "number": "1",
+            "pages": "27--42",
+            "doi": "10.1214/18-AOS1789",
+            "eprint": "1804.09753",
+        },
+    ),
+    "montanari2019generalization": Reference(
+        "misc",
+        "Montanari, Andrea and Ruan, Feng and Sohn, Youngtak and Yan, Jun",
+        (
+            "The generalization error of max-margin linear classifiers: high-dimensional "
+            "asymptotics in the overparametrized regime"
+        ),
+        2019,
+        {
+            "eprint": "1911.01544",
+        },
+    ),
+    "soudry2018implicit": Reference(
+        "article",
+        (
+            "Soudry, Daniel and Hoffer, Elad and Nacson, Mor Shpigel and Gunasekar, Suriya "
+            "and Srebro, Nathan"
+        ),
+        "The implicit bias of gradient descent on separable data",
+        2018,
+        {
+            "journal": "Journal of Machine Learning Research",
+            "volume": "19",
+            "number": "70",
+            "pages": "1--57",
+            "eprint": "1710.10345",
+        },
+    ),
+    "kramers1940brownian": Reference(
+        "article",
+        "Kramers, Hendrik A.",
+        "{B}rownian motion in a field of force and the diffusion model of chemical reactions",
+        1940,
+        {
+            "journal": "Physica",
+            "volume": "7",
+            "number": "4",
+            "pages": "284--304",
+            "doi": "10.1016/S0031-8914(40)90098-2",
+        },
+    ),
+    "zhang2024adam": Reference(
+        "misc",
+        (
+            "Zhang, Yushun and Chen, Congliang and Li, Ziniu and Ding, Tian and Wu, Chenwei "
+            "and Kingma, Diederik P. and Ye, Yinyu and Luo, Zhi-Quan and Sun, Ruoyu"
+        ),
+        "Adam-mini: use fewer learning rates to gain more",
+        2024,
+        {
+            "eprint": "2406.16793",
+        },
+    ),
+    "hu2021lora": Reference(
+        "misc",
+        (
+            "Hu, Edward J. and Shen, Yelong and Wallis, Phillip and Allen-Zhu, Zeyuan and "
+            "Li, Yuanzhi and Wang, Shean and Wang, Lu and Chen, Weizhu"
+        ),
+        "{LoRA}: low-rank adaptation of large language models",
+        2021,
+        {
+            "eprint": "2106.09685",
+        },
+    ),
 }
 
 # The ODE of overlaps, from its derivation to its proofs.
@@ -746,6 +1013,27 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "SpikedTensor": ("benarous2022high",),
     "SpikedTensor.risk": ("benarous2022high",),
     "covariance": ("yoshida2019data", "collinswoodfin2023hitting"),
+    "AMP": (
+        "donoho2009message",
+        "rangan2011generalized",
+        "javanmard2013state",
+        "barbier2019optimal",
+        "mondelli2021approximate",
+    ),
+    "bayes_optimal": ("barbier2019optimal", "aubin2018committee", "maillard2020phase"),
+    "weak_recovery": (
+        "mondelli2019fundamental",
+        "barbier2019optimal",
+        "troiani2024fundamental",
+    ),
+    "erm": (
+        "sur2019modern",
+        "thrampoulidis2018precise",
+        "mignacco2020role",
+        "loureiro2021learning",
+    ),
+    "max_margin": ("candes2020phase", "montanari2019generalization", "soudry2018implicit"),
+    "models.lora": ("hu2021lora",),
     "models.positional_semantic": ("cui2024phase",),
     "models.autoencoder": ("refinetti2022dynamics",),
     "models.perceptron": ("kinouchi1992optimal", "biehl1992line", "anlauf1989adatron"),
@@ -774,6 +1062,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "updates.adagrad": ("duchi2011adaptive",),
     "updates.weight_decay": ("loshchilov2019decoupled",),
     "updates.gradient_noise": ("abadi2016deep",),
+    "updates.inertia": ("kramers1940brownian",),
+    "updates.row_adam": ("kingma2015adam", "zhang2024adam"),
     "papers.escaping_mediocrity": ("arnaboldi2023escaping",),
     "papers.effective_dynamics": ("benarous2022high",),
     "papers.rough_landscapes": ("mignacco2021stochasticity",),

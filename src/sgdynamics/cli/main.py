@@ -239,52 +239,6 @@ def compare(
     _show(compare_variables(left, right), json_, print_comparison)
 
 
-@app.command(short_help="Print BibTeX of the papers behind a file.")
-def cite(file: File) -> None:
-    """Print BibTeX of the papers behind a file.
-
-    FILE is a result (.nc), also with several results, or a problem file (.toml). The entries are
-    those of the library, the solver, the problem, the algorithm and the optimiser.
-    """
-    _check_file(file)
-    from sgdynamics.results.citing import cite as bibtex
-    from sgdynamics.results.storage import groups_in, load
-
-    if file.suffix == ".nc":
-        groups = groups_in(file, "file")
-        results = [load(file, group=name) for name in groups] or [load(file)]
-        print(bibtex(*results))
-        return
-    from sgdynamics.cli import problem_files
-
-    print(bibtex(*problem_files.cited_subjects(problem_files.read(file))))
-
-
-@app.command(short_help="Print the JSON schema of problem files, for editors.")
-def schema(
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", help="File to write instead of printing.", show_default=False),
-    ] = None,
-) -> None:
-    """Print the JSON schema of problem files.
-
-    Editors complete keys and mark misspelled ones by it. It describes all problems, algorithms,
-    optimisers and solvers of the installed version.
-    """
-    from sgdynamics.cli.schema import problem_file_schema
-
-    text = json.dumps(problem_file_schema(), indent=2, allow_nan=False)
-    if out is None:
-        print(text)
-        return
-    from sgdynamics.base import checks
-
-    if not out.parent.is_dir():
-        raise checks.reject("--out", str(out), "the folder does not exist. Use another path.")
-    out.write_text(f"{text}\n", encoding="utf-8")
-
-
 @app.command(name="exit-time", short_help="Compute when training leaves its plateau.")
 def exit_time(file: File, json_: Json = False, quiet: Quiet = False) -> None:
     """Compute when training leaves its plateau.
@@ -579,6 +533,52 @@ def forecast(
     if predictions:
         written.append(write_predictions(predictions, out / "forecast.csv"))
     _show(summarise_forecast(fit, predictions, best, written), json_, print_forecast)
+
+
+@app.command(short_help="Print BibTeX of the papers behind a file.")
+def cite(file: File) -> None:
+    """Print BibTeX of the papers behind a file.
+
+    FILE is a result (.nc), also with several results, or a problem file (.toml). The entries are
+    those of the library, the solver, the problem, the algorithm and the optimiser.
+    """
+    _check_file(file)
+    from sgdynamics.results.citing import cite as bibtex
+    from sgdynamics.results.storage import groups_in, load
+
+    if file.suffix == ".nc":
+        groups = groups_in(file, "file")
+        results = [load(file, group=name) for name in groups] or [load(file)]
+        print(bibtex(*results))
+        return
+    from sgdynamics.cli import problem_files
+
+    print(bibtex(*problem_files.cited_subjects(problem_files.read(file))))
+
+
+@app.command(short_help="Print the JSON schema of problem files, for editors.")
+def schema(
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="File to write instead of printing.", show_default=False),
+    ] = None,
+) -> None:
+    """Print the JSON schema of problem files.
+
+    Editors complete keys and mark misspelled ones by it. It describes all problems, algorithms,
+    optimisers and solvers of the installed version.
+    """
+    from sgdynamics.cli.schema import problem_file_schema
+
+    text = json.dumps(problem_file_schema(), indent=2, allow_nan=False)
+    if out is None:
+        print(text)
+        return
+    from sgdynamics.base import checks
+
+    if not out.parent.is_dir():
+        raise checks.reject("--out", str(out), "the folder does not exist. Use another path.")
+    out.write_text(f"{text}\n", encoding="utf-8")
 
 
 def _show(answer: object, as_json: bool, print_answer: Callable[..., Any]) -> None:

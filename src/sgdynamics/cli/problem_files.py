@@ -259,11 +259,7 @@ def plan(record: Mapping[str, Any]) -> RunPlan:
     save_points = _save_points("[run]", table)
     for name in names:
         _check_clock(name, methods[name][1], next(iter(save_points)))
-    has_own_start = isinstance(algorithm, AMP) and algorithm.has_own_start
-    start = None if has_own_start else _start(problem, record, table)
-    if has_own_start and "start" in record:
-        fix = "this algorithm starts by itself. Remove [start], or set start = 'overlaps'"
-        raise checks.reject("[start]", record["start"], fix)
+    start = None if _starts_by_itself(algorithm, record) else _start(problem, record, table)
     return RunPlan(dict(record), problem, algorithm, start, save_points, calls)
 
 
@@ -402,10 +398,20 @@ def sweep_call(record: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         width = problem.width  # type: ignore[union-attr]
         arguments["times"] = (np.asarray(arguments["times"]) / width).tolist()
     sizes = table if method is not None else {**record.get(name, {}), **table}
-    start = _swept_start(record, problem, {*arguments, *varied}, _dimension(record, sizes))
-    algorithm_from(record["algorithm"])
+    algorithm, start = algorithm_from(record["algorithm"]), None
+    if not _starts_by_itself(algorithm, record):
+        start = _swept_start(record, problem, {*arguments, *varied}, _dimension(record, sizes))
     objects = {"problem": record["problem"], "algorithm": record["algorithm"], "start": start}
     return entry.public_name, {**objects, "over": varied, **settings, **arguments}
+
+
+def _starts_by_itself(algorithm: object, record: Mapping[str, Any]) -> bool:
+    """Whether an algorithm has a start of its own; ValueError if the file states one, too."""
+    has_own_start = isinstance(algorithm, AMP) and algorithm.has_own_start
+    if has_own_start and "start" in record:
+        fix = "this algorithm starts by itself. Remove [start], or set start = 'overlaps'"
+        raise checks.reject("[start]", record["start"], fix)
+    return has_own_start
 
 
 def _swept_start(
@@ -413,12 +419,16 @@ def _swept_start(
     problem: Problem | SpikedTensor,
     names: set[str],
     dimension: int | None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """The record of the start, with a dimension where a random start needs one.
+
+    None for a problem that states its initial weights itself.
 
     Overlaps need no dimension, a spectrum has its own, and a random start takes the `dimension`
     among the arguments of the solver, `names`.
     """
+    if problem.kind in STATING_START and "start" not in record:
+        return None
     start = dict(record.get("start", {"kind": "random"}))
     has_spectrum = getattr(problem, "spectrum", None) is not None
     has_dimension = {"dimension", "start.dimension"} & names

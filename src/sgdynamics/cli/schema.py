@@ -28,6 +28,8 @@ from sgdynamics.results import records
 
 Schema = dict[str, Any]
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
+# Types of docstrings whose values are lists in a file.
+LISTS = ("(float", "sequence", "array_like")
 # A line of a docstring that starts an argument, and the sections in which they stand.
 ARGUMENT = re.compile(r"^(?P<names>\w+(?:, \w+)*) : (?P<type>.+)$")
 SECTIONS = ("Parameters", "Attributes")
@@ -104,7 +106,7 @@ def _problems() -> dict[str, Schema]:
     schemas = {}
     for kind, maker in makers.items():
         documented: Callable[..., Any] = GaussianMixture if kind == "GaussianMixture" else maker
-        schemas[kind] = _arguments_schema(maker, descriptions(documented))
+        schemas[kind] = _arguments_schema(maker, descriptions(documented), types(documented))
     return schemas
 
 
@@ -116,7 +118,7 @@ def _algorithms() -> dict[str, Schema]:
     update = _record_of(updates, "The optimiser; plain SGD by default.")
     schemas = {}
     for kind, maker in records.KINDS.items():
-        schema = _arguments_schema(maker, descriptions(maker))
+        schema = _arguments_schema(maker, descriptions(maker), types(maker))
         if "update" in schema["properties"]:
             schema["properties"]["update"] = update
         schemas[kind] = schema
@@ -144,24 +146,27 @@ def _record_of(schemas: dict[str, Schema], description: str) -> Schema:
     }
 
 
-def _arguments_schema(function: Callable[..., Any], texts: dict[str, str]) -> Schema:
-    """The arguments of a function as keys of a table."""
+def _arguments_schema(
+    function: Callable[..., Any], texts: dict[str, str], stated: dict[str, str] | None = None
+) -> Schema:
+    """The arguments of a function as keys of a table, with their types in its docstring."""
     properties: dict[str, Schema] = {}
     required = []
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             continue
-        properties[name] = _value_schema(name, parameter.default, texts)
+        type_text = (stated or {}).get(name, "")
+        properties[name] = _value_schema(name, parameter.default, texts, type_text)
         if parameter.default is parameter.empty:
             required.append(name)
     schema: Schema = {"additionalProperties": False, "properties": properties}
     return {**schema, "required": required} if required else schema
 
 
-def _value_schema(name: str, default: object, texts: dict[str, str]) -> Schema:
-    """The value of one argument: its choices, or the type of its default."""
+def _value_schema(name: str, default: object, texts: dict[str, str], type_text: str = "") -> Schema:
+    """The value of one argument: its choices, or the type of its default and of its docstring."""
     schema: Schema = {}
-    if name in CHOICES and not isinstance(default, (int, float)):
+    if name in CHOICES and not isinstance(default, (int, float, tuple)):
         schema = dict(CHOICES[name])
     elif isinstance(default, bool):
         schema = {"type": "boolean"}
@@ -170,6 +175,10 @@ def _value_schema(name: str, default: object, texts: dict[str, str]) -> Schema:
     elif isinstance(default, float):
         # infinity is a number of TOML; a schedule is a table, a law of noise too
         schema = {"anyOf": [NUMBER, SCHEDULE, {"type": "object"}]}
+        if any(kind in type_text for kind in LISTS):
+            schema["anyOf"].append({"type": "array"})
+        if re.search(r"\bstr\b", type_text):
+            schema["anyOf"].append({"type": "string"})
     if isinstance(default, (bool, int, float, str)):
         schema["default"] = (
             default if default not in (float("inf"), float("-inf")) else str(default)
@@ -194,6 +203,14 @@ def descriptions(documented: Callable[..., Any]) -> dict[str, str]:
             for name in names:
                 texts[name] = f"{texts.get(name, '')} {line.strip()}".strip()
     return texts
+
+
+def types(documented: Callable[..., Any]) -> dict[str, str]:
+    """Return the types of arguments in a docstring of numpydoc, with their defaults."""
+    matches = map(ARGUMENT.match, (inspect.getdoc(documented) or "").splitlines())
+    return {
+        name: match["type"] for match in matches if match for name in match["names"].split(", ")
+    }
 
 
 def _start_schema() -> Schema:

@@ -87,14 +87,13 @@ def equations_of(problem: Any, algorithm: Any, of: str | None, dimension: int | 
     one_pass = validate_algorithm(algorithm, problem=problem)
     if one_pass.law is not None and one_pass.law.no_limit and kind == "ode":
         raise checks.reject("update", one_pass.update, f"it has no ODE: {one_pass.law.no_limit}")
-    options = _options(problem)
     plain = one_pass.update is None
     drift = (
         drift_section(problem, one_pass, dimension) if plain else update_section(problem, one_pass)
     )
     sections = [
         *_sections_of(problem),
-        one_pass_section(one_pass, **options, **_moves(problem)),
+        _steps_of(problem, one_pass),
         drift,
     ]
     if kind == "sde":
@@ -113,16 +112,16 @@ def _sections_of(problem: Problem) -> tuple[Section, ...]:
     return problem_sections(problem)
 
 
-def _moves(problem: Problem) -> dict[str, str]:
-    """Return the direction of a step, where that is not the gradient of one loss."""
-    loss = problem.structure.loss
+def _steps_of(problem: Problem, algorithm: OnePassSGD) -> Section:
+    """Return the step of one-pass SGD, which follows the gradient of a loss or a stated move."""
+    loss, options = problem.structure.loss, _options(problem)
     if not isinstance(loss, (RuleLoss, StudentsLoss)):
-        return {}
+        return one_pass_section(algorithm, **options)
     several = problem.structure.sample.tokens.count is not None
     inputs = r"H_\mu X_\mu" if several else r"h_\mu x_\mu^\top"
     if isinstance(loss, RuleLoss):
         inputs = rf"\rho \left({inputs} + A_\mu W + B_\mu W^*\right)"
-    return {"move": inputs, "head_move": r"g_\mu"}
+    return one_pass_section(algorithm, **options, move=inputs, head_move=r"g_\mu")
 
 
 def _check_dimension(problem: Any, algorithm: Any, kind: str) -> None:
@@ -145,7 +144,7 @@ def _check_dimension(problem: Any, algorithm: Any, kind: str) -> None:
         raise checks.reject("dimension", "a number", fix)
 
 
-def _options(problem: Problem) -> dict[str, bool]:
+def _options(problem: Problem) -> dict[str, Any]:
     """Return what the step of an algorithm depends on."""
     structure = problem.structure
     return {
@@ -197,7 +196,7 @@ def _on_data(problem: Problem, algorithm: FixedData) -> Equations:
 def _workers(problem: Problem, algorithm: Workers, kind: str) -> Equations:
     """Return the equations of several workers whose rows are averaged in rounds."""
     inner = validate_algorithm(algorithm.algorithm, problem=problem)
-    steps = one_pass_section(inner, **_options(problem))
+    steps = _steps_of(problem, inner)
     drift = drift_section(problem, inner, None)
     samples, losses = problem_sections(problem)
     values = problem_values(problem)

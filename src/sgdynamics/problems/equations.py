@@ -507,10 +507,10 @@ def problem_values(problem: Problem) -> dict[str, Any]:
         identity = np.array_equal(gram[0], np.eye(problem.signals))
         values["P"] = "identity" if identity and problem.signals > 3 else gram[0]
     if has_decay(problem):
-        decay = stated.get("weight_decay", problem.weight_decay)
+        decay: Any = stated.get("weight_decay", problem.weight_decay)
         is_column = not callable(decay) and np.ndim(decay) > 0
         symbol = r"\operatorname{diag}\left(\mathrm{al}\right)" if is_column else r"\mathrm{al}"
-        values[symbol] = np.ravel(decay) if is_column else decay
+        values[symbol] = decay.ravel() if is_column else decay
     return {symbol: _plain(value) for symbol, value in values.items()}
 
 

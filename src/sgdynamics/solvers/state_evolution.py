@@ -34,7 +34,8 @@ BlockOverlaps = tuple[Float[np.ndarray, "steps blocks"], Float[np.ndarray, "step
 
 def state_evolution(arguments: DMFTArguments) -> xr.Dataset:
     """Return M, Q and the risk of message passing at the save points."""
-    arguments.required_start  # noqa: B018
+    if not getattr(arguments.algorithm, "has_own_start", False):
+        arguments.required_start  # noqa: B018
     call = arguments.validate()
     dynamics, start = call.dynamics, call.initial_state
     assert isinstance(dynamics, AMPDynamics)
