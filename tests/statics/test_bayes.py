@@ -267,7 +267,7 @@ def test_invalid_arguments_are_rejected(problem, samples, reason):
 
 
 def test_linear_labels_of_two_signals_are_ridge_regression():
-    """The excess risk v/2 of y = (z1 + z2)/2 + noise solves 2 v + v/(noise + v) = 1 at alpha = 1."""
+    """The excess risk v/2 of y = (z1 + z2)/2 + noise solves 2v + v/(noise + v) = 1 at alpha = 1."""
     problem = sgd.TeacherStudent(width=2, teacher_width=2, activation="linear", noise=0.2)
     result = sgd.bayes_optimal(problem, [1.0])
     v = (-0.4 + np.sqrt(0.16 + 8 * 0.2)) / 4
