@@ -164,8 +164,8 @@ class FixedData:
         for name in ("temperature", "head_rate"):
             if isinstance(value := getattr(self, name, 0.0), Schedule):
                 validate_values(name, value, times, "t")
-        numbers = {} if self.update is None else self.update.parameters
-        for leaf in jax.tree.leaves(numbers, is_leaf=is_scheduled):
+        hyperparameters = {} if self.update is None else self.update.parameters
+        for leaf in jax.tree.leaves(hyperparameters, is_leaf=is_scheduled):
             if is_scheduled(leaf) and leaf.within is not None:
                 validate_values(leaf.within.argument, leaf, times, "t")
 
