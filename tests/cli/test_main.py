@@ -419,6 +419,14 @@ def test_examples_state_what_can_be_computed(name):
         assert problem_files.sweep_call(record)[0] == "solve_ode"
 
 
+@pytest.mark.parametrize("name", ["deep_linear.toml", "wide_network.toml", "diagonal.toml"])
+def test_networks_with_random_weights_have_no_start(name):
+    record = problem_files.read(EXAMPLES / name)
+    plan = problem_files.plan(record)
+    assert plan.start is None
+    assert set(plan.calls) == set(record["run"]["methods"])
+
+
 def test_message_passing_has_no_start():
     record = problem_files.read(EXAMPLES / "message_passing.toml")
     plan = problem_files.plan(record)
@@ -438,6 +446,7 @@ def test_message_passing_has_no_start():
         "many_epochs.toml",
         "message_passing.toml",
         "power_law.toml",
+        "deep_linear.toml",
     ],
 )
 def test_examples_agree_with_theory(name, tmp_path):

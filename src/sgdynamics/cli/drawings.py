@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import xarray as xr
 
-from sgdynamics.cli.summaries import in_common_time
+from sgdynamics.cli.summaries import in_common_time, shown_risk
 from sgdynamics.plotting import plot
 from sgdynamics.plotting.time_axis import add_epoch_axis
 from sgdynamics.results.datasets import requested_clock
@@ -30,7 +30,11 @@ def draw_results(results: dict[str, xr.Dataset], title: str) -> Figure:
     clock = clock if all(clock in result.coords for result in shown) else "t"
     is_log = _needs_log_axis(shown)
     for result in shown:
-        plot.risk(result, axes[0], x=clock, log=is_log)
+        if shown_risk([result]) == "train_risk":
+            axes[0].plot(result[clock], result["train_risk"].mean("run"))
+            axes[0].set(xlabel=clock, ylabel="training risk", yscale="log" if is_log else "linear")
+        else:
+            plot.risk(result, axes[0], x=clock, log=is_log)
         if has_overlaps:
             plot.overlaps(result, axes[1], x=clock)
     for ax in axes:
@@ -46,12 +50,7 @@ def draw_results(results: dict[str, xr.Dataset], title: str) -> Figure:
 
 def _needs_log_axis(results: list[xr.Dataset]) -> bool:
     """Whether the risks vary enough for the ticks of a logarithmic axis: by a factor of 3."""
-    risks = np.concatenate(
-        [
-            result["excess_risk" if "excess_risk" in result else "risk"].mean("run").values
-            for result in results
-        ]
-    )
+    risks = np.concatenate([result[shown_risk([result])].mean("run").values for result in results])
     risks = risks[np.isfinite(risks) & (risks > 0)]
     return bool(risks.size > 0 and risks.max() > 3 * risks.min())
 

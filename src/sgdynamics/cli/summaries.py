@@ -94,8 +94,7 @@ def summarise(results: dict[str, xr.Dataset]) -> dict[str, Any]:
     from each theory in standard errors.
     """
     results = {name: in_common_time(result) for name, result in results.items()}
-    has_excess = all("excess_risk" in result for result in results.values())
-    quantity = "excess_risk" if has_excess else "risk"
+    quantity = shown_risk(list(results.values()))
     first = next(iter(results.values()))
     summary: dict[str, Any] = {"quantity": quantity, "clocks": table_clocks(first)}
     summary |= {name: first[name].values for name in (*TIMES, "epoch") if name in first.coords}
@@ -112,6 +111,12 @@ def summarise(results: dict[str, xr.Dataset]) -> dict[str, Any]:
         if not is_random(theory) and is_random(simulation)
     ]
     return summary
+
+
+def shown_risk(results: list[xr.Dataset]) -> str:
+    """The name of the risk that all results have; given inputs only have a training risk."""
+    names = ("excess_risk", "risk", "train_risk")
+    return next(name for name in names if all(name in result for result in results))
 
 
 def _method_summary(result: xr.Dataset, quantity: str, is_simulation: bool) -> dict[str, Any]:
