@@ -48,7 +48,9 @@ CALLS = {
 DIRECT_ONLY = {"simulate": CALLS["direct"]}  # without an exact chain
 # Runs of a deep linear network take steps of square matrices.
 MATRICES = {
-    "simulate": lambda *objects: sgd.simulate(*objects, steps=STEPS, dimension=60, runs=20, seed=1)
+    "simulate": lambda *objects: sgd.simulate(
+        *objects, steps=[0, 30, 60], dimension=20, runs=20, seed=1
+    )
 }
 # Networks whose results have observables of the weights, from which runs cannot continue.
 WITHOUT_CONTINUATION = ("deep linear", "diagonal")
@@ -301,7 +303,7 @@ def test_a_sweep_agrees_with_single_calls(kind):
     if kind in ("coordinatewise update", "coordinatewise update on data", "epochs"):
         options |= {"method": "direct", "runs": 40, "seed": 2}
     if kind == "deep linear":
-        options |= {"dimension": 60, "runs": 20}
+        options |= {"steps": [0, 30, 60], "dimension": 20, "runs": 20}
     # message passing has no learning rate
     parameter, other, value = ("lr", LR / 2, LR)
     if kind == "message passing":
