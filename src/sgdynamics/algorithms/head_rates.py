@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from copy import copy
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 
@@ -28,6 +28,7 @@ def is_static(rate: object) -> bool:
     )
 
 
+@runtime_checkable
 class HasHeadRate(Protocol):
     """An algorithm with a rate of the head."""
 

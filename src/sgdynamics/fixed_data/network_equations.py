@@ -7,6 +7,7 @@ All of them condition Gaussian matrices on the products that the steps have used
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sgdynamics.algorithms.equations import fixed_data_values, one_pass_values
@@ -46,15 +47,12 @@ def network_sections(
         values = fixed_data_values(algorithm, trains_head=False)
     else:
         values = one_pass_values(algorithm, trains_head=False)
-    if isinstance(problem, DeepLinear):
-        sections = [*deep_linear_sections(problem), *_deep_linear(problem, algorithm)]
-        return sections, deep_linear_values(problem) | values
-    if isinstance(problem, DiagonalNetwork):
-        sections = [*diagonal_sections(problem), *_diagonal(problem, algorithm)]
-        return sections, diagonal_values(problem) | values
-    sections = [*wide_network_sections(problem), *_wide_network(algorithm)]
-    values = {symbol: value for symbol, value in values.items() if "alpha" not in symbol}
-    return sections, wide_network_values(problem) | values
+    sections_of, values_of, limit = _FORMULAS[problem.kind]
+    # The data of a wide network are given: P and D are among its own parameters.
+    own_values = values_of(problem)
+    if "P" in own_values:
+        values = {symbol: value for symbol, value in values.items() if "alpha" not in symbol}
+    return [*sections_of(problem), *limit(problem, algorithm)], own_values | values
 
 
 def _selects(algorithm: Algorithm) -> bool:
@@ -138,7 +136,7 @@ def _deep_linear(problem: DeepLinear, algorithm: Algorithm) -> list[Section]:
 # Infinitely wide networks
 
 
-def _wide_network(algorithm: Algorithm) -> list[Section]:
+def _wide_network(problem: WideNetwork, algorithm: Algorithm) -> list[Section]:
     """Return the step and the law of one neuron per layer."""
     mean = _mean_over_data(algorithm, "P")
     velocity, direction = _velocity(algorithm, "Y", "G")
@@ -200,3 +198,11 @@ def _diagonal(problem: DiagonalNetwork, algorithm: Algorithm) -> list[Section]:
         r"\mathbb{E}\left[\left(u v - w^*\right)^2\right]\right)",
     ]
     return [Section("Algorithm", tuple(steps)), Section("DMFT", tuple(limit))]
+
+
+# Data and network, values of the parameters, and limit, by kind of problem.
+_FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
+    DeepLinear.kind: (deep_linear_sections, deep_linear_values, _deep_linear),
+    WideNetwork.kind: (wide_network_sections, wide_network_values, _wide_network),
+    DiagonalNetwork.kind: (diagonal_sections, diagonal_values, _diagonal),
+}
