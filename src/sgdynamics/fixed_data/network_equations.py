@@ -8,7 +8,7 @@ All of them condition Gaussian matrices on the products that the steps have used
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from sgdynamics.algorithms.equations import fixed_data_values, one_pass_values
 from sgdynamics.algorithms.fixed_data import FixedData
@@ -43,10 +43,10 @@ def network_sections(
     problem: Network, algorithm: Algorithm
 ) -> tuple[list[Section], dict[str, Any]]:
     """Return the sections on a network and its limit, and the values of their parameters."""
-    if isinstance(algorithm, FixedData):
-        values = fixed_data_values(algorithm, trains_head=False)
+    if _has_data(algorithm):
+        values = fixed_data_values(cast(FixedData, algorithm), trains_head=False)
     else:
-        values = one_pass_values(algorithm, trains_head=False)
+        values = one_pass_values(cast(OnePassSGD, algorithm), trains_head=False)
     sections_of, values_of, limit = _FORMULAS[problem.kind]
     # The data of a wide network are given: P and D are among its own parameters.
     own_values = values_of(problem)
@@ -55,8 +55,12 @@ def network_sections(
     return [*sections_of(problem), *limit(problem, algorithm)], own_values | values
 
 
+def _has_data(algorithm: Algorithm) -> bool:
+    return isinstance(algorithm, FixedData)
+
+
 def _selects(algorithm: Algorithm) -> bool:
-    return isinstance(algorithm, FixedData) and algorithm.selects
+    return getattr(algorithm, "selects", False)
 
 
 def _mean_over_data(algorithm: Algorithm, count: str = "n") -> str:
@@ -82,7 +86,7 @@ def _velocity(algorithm: Algorithm, symbol: str, gradient: str) -> tuple[list[st
 
 def _deep_linear(problem: DeepLinear, algorithm: Algorithm) -> list[Section]:
     """Return the step and the deterministic recursion of the proportional limit."""
-    on_data = isinstance(algorithm, FixedData)
+    on_data = _has_data(algorithm)
     mean = _mean_over_data(algorithm)
     if not on_data:
         mean = r"\frac{1}{B} \sum_{\mu=1}^{B} "
