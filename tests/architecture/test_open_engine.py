@@ -48,7 +48,7 @@ BY_CLASS = {
     "fixed_data/diagonal_runs.py": 1,
     "fixed_data/equations.py": 2,
     "fixed_data/message_passing.py": 1,
-    "fixed_data/network_equations.py": 3,  # which equations are printed
+    "fixed_data/network_equations.py": 1,  # a data set or fresh batches
     "fixed_data/sample_stability.py": 2,  # phase retrieval
     "ode/equations.py": 1,
     "problems/contexts.py": 1,

@@ -7,7 +7,8 @@ All of them condition Gaussian matrices on the products that the steps have used
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from sgdynamics.algorithms.equations import fixed_data_values, one_pass_values
 from sgdynamics.algorithms.fixed_data import FixedData
@@ -42,23 +43,24 @@ def network_sections(
     problem: Network, algorithm: Algorithm
 ) -> tuple[list[Section], dict[str, Any]]:
     """Return the sections on a network and its limit, and the values of their parameters."""
-    if isinstance(algorithm, FixedData):
-        values = fixed_data_values(algorithm, trains_head=False)
+    if _has_data(algorithm):
+        values = fixed_data_values(cast(FixedData, algorithm), trains_head=False)
     else:
-        values = one_pass_values(algorithm, trains_head=False)
-    if isinstance(problem, DeepLinear):
-        sections = [*deep_linear_sections(problem), *_deep_linear(problem, algorithm)]
-        return sections, deep_linear_values(problem) | values
-    if isinstance(problem, DiagonalNetwork):
-        sections = [*diagonal_sections(problem), *_diagonal(problem, algorithm)]
-        return sections, diagonal_values(problem) | values
-    sections = [*wide_network_sections(problem), *_wide_network(algorithm)]
-    values = {symbol: value for symbol, value in values.items() if "alpha" not in symbol}
-    return sections, wide_network_values(problem) | values
+        values = one_pass_values(cast(OnePassSGD, algorithm), trains_head=False)
+    sections_of, values_of, limit = _FORMULAS[problem.kind]
+    # The data of a wide network are given: P and D are among its own parameters.
+    own_values = values_of(problem)
+    if "P" in own_values:
+        values = {symbol: value for symbol, value in values.items() if "alpha" not in symbol}
+    return [*sections_of(problem), *limit(problem, algorithm)], own_values | values
+
+
+def _has_data(algorithm: Algorithm) -> bool:
+    return isinstance(algorithm, FixedData)
 
 
 def _selects(algorithm: Algorithm) -> bool:
-    return isinstance(algorithm, FixedData) and algorithm.selects
+    return getattr(algorithm, "selects", False)
 
 
 def _mean_over_data(algorithm: Algorithm, count: str = "n") -> str:
@@ -84,7 +86,7 @@ def _velocity(algorithm: Algorithm, symbol: str, gradient: str) -> tuple[list[st
 
 def _deep_linear(problem: DeepLinear, algorithm: Algorithm) -> list[Section]:
     """Return the step and the deterministic recursion of the proportional limit."""
-    on_data = isinstance(algorithm, FixedData)
+    on_data = _has_data(algorithm)
     mean = _mean_over_data(algorithm)
     if not on_data:
         mean = r"\frac{1}{B} \sum_{\mu=1}^{B} "
@@ -138,7 +140,7 @@ def _deep_linear(problem: DeepLinear, algorithm: Algorithm) -> list[Section]:
 # Infinitely wide networks
 
 
-def _wide_network(algorithm: Algorithm) -> list[Section]:
+def _wide_network(problem: WideNetwork, algorithm: Algorithm) -> list[Section]:
     """Return the step and the law of one neuron per layer."""
     mean = _mean_over_data(algorithm, "P")
     velocity, direction = _velocity(algorithm, "Y", "G")
@@ -200,3 +202,11 @@ def _diagonal(problem: DiagonalNetwork, algorithm: Algorithm) -> list[Section]:
         r"\mathbb{E}\left[\left(u v - w^*\right)^2\right]\right)",
     ]
     return [Section("Algorithm", tuple(steps)), Section("DMFT", tuple(limit))]
+
+
+# Data and network, values of the parameters, and limit, by kind of problem.
+_FORMULAS: dict[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]] = {
+    DeepLinear.kind: (deep_linear_sections, deep_linear_values, _deep_linear),
+    WideNetwork.kind: (wide_network_sections, wide_network_values, _wide_network),
+    DiagonalNetwork.kind: (diagonal_sections, diagonal_values, _diagonal),
+}
