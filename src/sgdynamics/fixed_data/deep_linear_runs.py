@@ -51,13 +51,15 @@ def run_parameters(
 ) -> DeepParameters:
     """All values that the steps of a run read."""
     # Schedules are functions of t on a fixed data set, and of samples/d otherwise.
-    on_data = isinstance(algorithm, FixedData) and not isinstance(algorithm.lr, Schedule)
+    clock = alpha_per_step
+    if isinstance(algorithm, FixedData) and not isinstance(algorithm.lr, Schedule):
+        clock = float(algorithm.lr)
     return DeepParameters(
         DeepSizes(*(np.asarray(size, np.float64) for size in sizes)),
         layer_parameters(problem, float(sizes.hidden / np.sum(sizes.inputs))),
         hyperparameters_of(algorithm),
         np.float64(unit),
-        np.float64(algorithm.lr if on_data else alpha_per_step),
+        np.float64(clock),
     )
 
 

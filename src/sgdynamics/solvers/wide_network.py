@@ -153,7 +153,7 @@ def _momentum_factors(algorithm: FixedData, steps: int) -> np.ndarray:
         return np.zeros(())
     beta = algorithm.update.numbers["beta"]
     if not isinstance(beta, Schedule):
-        return np.float64(beta)
+        return np.asarray(beta, np.float64)
     times = elapsed_at(algorithm.lr, np.arange(max(steps, 1)))
     return evaluate_schedule(beta, np.asarray(times))
 
