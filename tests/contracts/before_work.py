@@ -28,7 +28,7 @@ from sgdynamics.dynamics import axes, diagonal, fields, sliding, spiked_tensor, 
 from sgdynamics.mean_field import particles
 from sgdynamics.sde import covariance
 from sgdynamics.simulation import running
-from sgdynamics.solvers import batch, dmft, large_batch, linear
+from sgdynamics.solvers import batch, dmft, large_batch, linear, wide_network
 from sgdynamics.statics import bayes, erm, samples_needed, weak_recovery
 from sgdynamics.sweeps import sweeping
 
@@ -45,7 +45,16 @@ class Work(BaseException):
 FIRST_CALLS = [
     *(
         (module, "meter")
-        for module in (running, dmft, dynamics, scaling, optimise, certify, sweeping)
+        for module in (
+            running,
+            dmft,
+            wide_network,
+            dynamics,
+            scaling,
+            optimise,
+            certify,
+            sweeping,
+        )
     ),
     *(
         (module, "choose_quadrature")
