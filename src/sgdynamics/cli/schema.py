@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import Any
 
 from sgdynamics.algorithms.schedules import __all__ as SCHEDULES
@@ -194,7 +195,7 @@ def descriptions(documented: Callable[..., Any]) -> dict[str, str]:
     texts: dict[str, str] = {}
     names: list[str] = []
     is_inside = False
-    for line, below in zip(lines, [*lines[1:], ""], strict=True):
+    for line, below in pairwise([*lines, ""]):
         if below.startswith("---"):
             is_inside, names = line.strip() in SECTIONS, []
         elif is_inside and (match := ARGUMENT.match(line)):
