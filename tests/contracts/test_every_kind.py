@@ -209,7 +209,10 @@ SLOW_EXITS = (
 )
 
 
-@pytest.mark.parametrize("kind", slow(supported_kinds("exit_time by the ODE"), SLOW_EXITS))
+# A static head has no runs: `test_static_tops` compares it with fast heads.
+@pytest.mark.parametrize(
+    "kind", slow(supported_kinds("exit_time by the ODE", "static head"), SLOW_EXITS)
+)
 def test_runs_and_ode_have_the_same_exit_time(kind):
     problem, chain = PROBLEMS[kind](), solution(kind, "simulate")
     risk = (chain.excess_risk if "excess_risk" in chain else chain.risk).values.mean(axis=0)
@@ -294,7 +297,10 @@ def test_results_are_saved_and_continued(kind, tmp_path):
         np.testing.assert_allclose(value, result[name].values[:, -1], rtol=1e-12)
 
 
-@pytest.mark.parametrize("kind", slow(supported_kinds("simulate"), SLOW_RUNS))
+@pytest.mark.parametrize(
+    "kind",
+    slow([kind for kind in supported_kinds("simulate") if not why_not("sweep", kind)], SLOW_RUNS),
+)
 def test_a_sweep_agrees_with_single_calls(kind):
     problem = PROBLEMS[kind]()
     options = {"steps": STEPS, "dimension": D, "runs": 200, "seed": 1}

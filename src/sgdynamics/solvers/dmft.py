@@ -234,7 +234,7 @@ def solve_dmft(
         evaluate,
         choose_devices(devices),
     )
-    kinds = (*problem.kinds, *algorithm.kinds)
+    kinds = (*problem.kinds, *getattr(algorithm, "kinds", ()))
     solve = next((LIMITS[kind] for kind in kinds if kind in LIMITS), _solve_effective_process)
     return solve(arguments)
 
