@@ -107,7 +107,8 @@ def erm(
 
     Examples
     --------
-    >>> problem = sgd.MultiIndex(lambda z: jnp.sign(z[0]), directions=1, width=1, kinks=[0.0])
+    >>> labels = sgd.labels.sign()
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear", labels=labels)
     >>> result = sgd.erm(problem, 2.0, weight_decay=0.05, loss="logistic")
     >>> print(round(float(result.error[0]), 4))
     0.1797
@@ -184,7 +185,8 @@ def max_margin(problem: Problem, samples_per_dimension: ArrayArgument) -> xr.Dat
 
     Examples
     --------
-    >>> problem = sgd.MultiIndex(lambda z: jnp.sign(z[0]), directions=1, width=1, kinks=[0.0])
+    >>> labels = sgd.labels.sign()
+    >>> problem = sgd.TeacherStudent(width=1, activation="linear", labels=labels)
     >>> print(round(float(sgd.max_margin(problem, 2.0).margin[0]), 4))
     0.4546
     """
