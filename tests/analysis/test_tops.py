@@ -78,6 +78,7 @@ def test_expectations_receive_the_pytree():
     np.testing.assert_allclose(value.values, [0.6 * 0.3 + 0.2], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_exit_times_and_certificate():
     problem, start = polynomial()
     algorithm = sgd.OnePassSGD(lr=0.3, head_rate={"b": 0.5})

@@ -112,13 +112,23 @@ def ends_well(folder: Path, *arguments: object) -> str:
     return "result"
 
 
-# these read their problems and algorithms as the others do, and take the longest
+# These read their problems and algorithms as the others do, and take the longest.
+SLOW_EXAMPLES = (
+    "committee",
+    "controls",
+    "deep_linear",
+    "diagonal",
+    "lora",
+    "message_passing",
+    "momentum_on_data",
+    "optimisers",
+)
+
+
 @pytest.mark.parametrize(
     "example",
     [
-        pytest.param(
-            path, marks=[pytest.mark.slow] * (path.stem in ("committee", "controls", "optimisers"))
-        )
+        pytest.param(path, marks=[pytest.mark.slow] * (path.stem in SLOW_EXAMPLES))
         for path in EXAMPLES
     ],
     ids=lambda path: path.stem,

@@ -128,7 +128,7 @@ def relative_change(theory):
     "kind",
     slow(
         supported_kinds("solve_ode", "other batch", "static head"),
-        ("other update", "coordinatewise update", "snr = inf", *COMPILES_LONG),
+        ("rule", "other update", "coordinatewise update", "snr = inf", *COMPILES_LONG),
     ),
 )
 def test_the_ode_is_the_mean_of_runs(kind):
@@ -170,7 +170,7 @@ def test_exact_and_direct_runs_have_the_same_law(kind):
     "kind",
     slow(
         supported_kinds("solve_dmft", "fields", "epochs", "deep linear", "wide network"),
-        ("mixture", "snr = inf", "update on data", *COMPILES_LONG),
+        ("mixture", "snr = inf", "update on data", "top", "message passing", *COMPILES_LONG),
     ),
 )
 def test_dmft_is_the_mean_of_runs_on_a_data_set(kind):
@@ -201,6 +201,7 @@ def test_the_mean_field_is_the_ode_of_small_steps(kind):
 # The exit times of these kinds run in the slow tests: each compiles a program of its own.
 SLOW_EXITS = (
     "mixture",
+    "top",
     "rule",
     "spiked tensor",
     "other update",

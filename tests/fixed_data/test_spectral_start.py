@@ -18,6 +18,7 @@ def runs_of(problem, algorithm, **arguments):
     return sgd.simulate(problem, algorithm, None, progress=False, **arguments)
 
 
+@pytest.mark.slow
 def test_threshold_and_overlap_of_phase_retrieval():
     """For y = abs(z), H = z^2 - 1; eigenvectors of this size agree (test below)."""
     start = spectral_start(PHASE, MessagePassing.from_problem(PHASE, "bayes"), 1.2)

@@ -11,6 +11,7 @@ import pytest
 from scipy import special
 
 import sgdynamics as sgd
+from tests.conftest import slow
 from tests.latex import definitions, evaluate
 
 M = np.array([[0.3, -0.2], [0.1, 0.4]])
@@ -173,7 +174,7 @@ def state_of(problem) -> dict[str, Any]:
     return sgd.functional.state(sgd.start(problem, M=M[:p, :K], Q=Q[:p, :p], a=head))
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow(CASES, ("two blocks at finite d", "linear at finite d")))
 def test_printed_drift_is_the_drift_of_the_solver(name):
     problem, algorithm, dimension = CASES[name]
     state = state_of(problem)

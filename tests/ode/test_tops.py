@@ -28,6 +28,7 @@ def test_biases_with_rates_and_decay_by_leaf():
     assert result.attrs["error_quadrature"] < 1e-3
 
 
+@pytest.mark.slow
 def test_contexts_with_own_and_shared_leaves():
     problem, start = tasks()
     result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), start, times=[0, 10.0])

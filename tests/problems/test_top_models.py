@@ -38,6 +38,7 @@ def softmax_problem():
     return problem, start
 
 
+@pytest.mark.slow
 def test_softmax_moments_on_the_grid():
     """Cross-entropy at the start, by quadrature, and the sums of the columns of B."""
     problem, start = softmax_problem()
