@@ -43,7 +43,7 @@ class DiagonalNetwork(HasEquations):
         continuous law with the method ``ppf``, such as ``scipy.stats.laplace()``, which is replaced
         by 32 values (Gauss-Legendre quadrature of its quantiles).
     start : float or (float, float), default 1.0
-        Initial weights u and v of every coordinate; a number is u, with v = 0. |u| and |v| differ.
+        Initial weights u and v of every coordinate; a number is u, with v = 0. Their sizes differ.
     noise : float, default 0.0
         Variance of the label noise.
     weight_decay : float, default 0.0
@@ -118,7 +118,7 @@ class DiagonalNetwork(HasEquations):
 
     @property
     def imbalance(self) -> float:
-        """The scale c = |u^2 - v^2| of the start: small values favour sparse predictors."""
+        """The scale c = ``abs(u^2 - v^2)`` of the start: small values favour sparse predictors."""
         u, v = self.start
         return abs(u * u - v * v)
 
@@ -182,8 +182,8 @@ class DiagonalNetwork(HasEquations):
 
         Notes
         -----
-        Label noise makes c = |u^2 - v^2| decay as exp(-lr R t/batch), and the law is that of
-        c -> 0. It is reached slowly where |b| is close to r/2.
+        Label noise makes c = ``abs(u^2 - v^2)`` decay as exp(-lr R t/batch), and the law is that of
+        c -> 0. It is reached slowly where ``abs(b)`` is close to r/2.
 
         Examples
         --------
@@ -200,7 +200,7 @@ class DiagonalNetwork(HasEquations):
     def interpolator(self, samples_per_dimension: float) -> Interpolator:
         """Return the predictor at which gradient flow on n < d samples without noise ends.
 
-        It has the least potential among all that interpolate the data, where c = |u^2 - v^2| is
+        It has the least potential among all that interpolate the data, where c = ``abs(u^2 - v^2)`` is
         that of the start (Woodworth et al., 2020)::
 
             sum_j (a_j arcsinh(2 a_j/c) - sqrt(4 a_j^2 + c^2)/2)
@@ -219,7 +219,7 @@ class DiagonalNetwork(HasEquations):
         Returns
         -------
         Interpolator
-            ``excess_risk``, ``l1_norm`` (E|a|), ``squared_norm`` (E[a^2]) and ``threshold``
+            ``excess_risk``, ``l1_norm`` (mean size of a), ``squared_norm`` (E[a^2]) and ``threshold``
             (gamma).
 
         Raises

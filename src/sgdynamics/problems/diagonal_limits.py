@@ -23,7 +23,7 @@ class LateLaw(NamedTuple):
     rate : float
         r = lr R/batch, where R is the mean squared residual.
     shapes : ndarray
-        Shape of the Gamma law of |a| by teacher weight, 0 where a vanishes; its scale is r.
+        Shape of the Gamma law of the size of a by teacher weight, 0 where a vanishes; its scale is r.
     means : ndarray
         Mean of a by teacher weight.
     is_zero : ndarray
@@ -77,7 +77,7 @@ class Interpolator(NamedTuple):
     excess_risk : float
         E[(a - b)^2]/2.
     l1_norm : float
-        E|a|.
+        Mean size of a.
     squared_norm : float
         E[a^2].
     threshold : float
