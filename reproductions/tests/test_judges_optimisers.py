@@ -248,7 +248,58 @@ def unpaid(data):
     return data
 
 
+@cache
+def data_set():
+    """Two optimisers on a fixed data set: runs on their DMFT, growth at the edge, sharpness."""
+    names, points, runs = ["gradient descent", "SAM"], 6, 48
+    steps = np.arange(points)
+    train = np.stack([0.2 * np.exp(-0.5 * steps) + 0.01, 0.2 * np.exp(-0.4 * steps) + 0.01])
+    lines = {"M": 1 - 0.6 * np.exp(-0.4 * steps), "risk": 0.3 * np.exp(-0.3 * steps) + 0.02}
+    relative = np.array([0.8, 0.9, 1.1, 1.2])
+    curves = {name: np.tile(line, (2, 1)) for name, line in lines.items()}
+    samples = {
+        f"{name}_runs": np.stack([near(line, runs, row) for row in range(2)])
+        for name, line in lines.items()
+    }
+    sharpness = np.stack([near(np.array([1 - level]), runs, 9)[:, 0] for level in (0, 0.1, 0.2)])
+    growth = near(np.exp(relative - 1), runs, 3, spread=0.001)
+    return xr.Dataset(
+        {
+            **{name: (("optimiser", "point"), value) for name, value in curves.items()},
+            **{
+                f"{name}_error": (("optimiser", "point"), 1e-4 * value)
+                for name, value in curves.items()
+            },
+            **{name: (("optimiser", "run", "point"), value) for name, value in samples.items()},
+            "train": (("optimiser", "point"), train),
+            "epoch_M": ("epoch", lines["M"][1:4]),
+            "epoch_M_error": ("epoch", 1e-4 * lines["M"][1:4]),
+            "epoch_M_runs": (("run", "epoch"), near(lines["M"][1:4], runs, 5)),
+            "growth_runs": (("run", "relative"), growth),
+            "sharpness": (("radius", "run"), sharpness),
+        },
+        {"optimiser": names, "relative": relative, "radius": [0.0, 0.2, 0.4]},
+        {"d": 400},
+    )
+
+
+def sharp(data):
+    """The largest radius ends where the smallest does."""
+    data.sharpness.values[-1] = data.sharpness.values[0]
+    return data
+
+
+def stable(data):
+    """Runs beyond the edge decay as those below it grow."""
+    data.growth_runs.values[:] = 1 / data.growth_runs.values
+    return data
+
+
 BROKEN = [
+    Break(judges.fixed_data, data_set, "SAM, erf unit", "runs 20% above", scale("risk_runs", 1.2)),
+    Break(judges.fixed_data, data_set, "epochs with", "runs 20% above", scale("epoch_M_runs", 1.2)),
+    Break(judges.fixed_data, data_set, "Heavy ball", "decay beyond the edge", stable),
+    Break(judges.fixed_data, data_set, "flatter point", "no flatter with radius", sharp),
     Break(
         judges.eight_optimisers,
         eight,

@@ -68,7 +68,7 @@ class Equations:
     >>> for line in equations["ODE"][:2]:
     ...     print(line)
     \\frac{dM}{dt} = -\\mathbb{E}\\left[h \\lambda^{*\\top}\\right]
-    \\frac{dQ}{dt} = -\\mathbb{E}\\left[h \\lambda^\\top + \\lambda h^\\top\\right] \
+    \\frac{dQ}{dt} = -\\mathbb{E}\\left[h \\lambda^{\\top} + \\lambda h^\\top\\right] \
 + \\frac{\\mathrm{lr}}{B} \\mathbb{E}\\left[h h^\\top\\right]
     """
 

@@ -175,7 +175,11 @@ def draw_data_sets(
         draws = sample.draw(parameters, normals[:, inputs:])
         # Rounded to the storage precision before the signals are computed
         directions = normals[:, :inputs].reshape(rows, *sample.tokens.shape, -1)
-        x = inputs_in_space(sample, parameters, directions, draws, placement).astype(storage)
+        x = inputs_in_space(sample, parameters, directions, draws, placement)
+        if jnp.finfo(storage).bits < 32:
+            # XLA may round to float16 at once or by way of float32; with this it does the latter.
+            x = x.astype(jnp.float32)
+        x = x.astype(storage)
         signals = jnp.matmul(
             x[:, placement.axes].astype(dtype), placement.signals.T, precision=HIGHEST
         )

@@ -182,7 +182,7 @@ class DiagonalNetwork(HasEquations):
 
         Notes
         -----
-        Label noise makes c = ``abs(u^2 - v^2)`` decay as exp(-lr R t/batch), and the law is that of
+        Label noise makes c = ``abs(u^2 - v^2)`` decay as exp(-lr R t/batch): the law is that of
         c -> 0. It is reached slowly where ``abs(b)`` is close to r/2.
 
         Examples
@@ -200,8 +200,8 @@ class DiagonalNetwork(HasEquations):
     def interpolator(self, samples_per_dimension: float) -> Interpolator:
         """Return the predictor at which gradient flow on n < d samples without noise ends.
 
-        It has the least potential among all that interpolate the data, where c = ``abs(u^2 - v^2)`` is
-        that of the start (Woodworth et al., 2020)::
+        It has the least potential among all that interpolate the data, with c =
+        ``abs(u^2 - v^2)`` of the start (Woodworth et al., 2020)::
 
             sum_j (a_j arcsinh(2 a_j/c) - sqrt(4 a_j^2 + c^2)/2)
 
@@ -219,7 +219,7 @@ class DiagonalNetwork(HasEquations):
         Returns
         -------
         Interpolator
-            ``excess_risk``, ``l1_norm`` (mean size of a), ``squared_norm`` (E[a^2]) and ``threshold``
+            ``excess_risk``, ``l1_norm``, ``squared_norm`` (E[a^2]) and ``threshold``
             (gamma).
 
         Raises

@@ -23,7 +23,7 @@ class LateLaw(NamedTuple):
     rate : float
         r = lr R/batch, where R is the mean squared residual.
     shapes : ndarray
-        Shape of the Gamma law of the size of a by teacher weight, 0 where a vanishes; its scale is r.
+        Shape of the Gamma law of abs(a) by teacher weight, 0 where a vanishes; its scale is r.
     means : ndarray
         Mean of a by teacher weight.
     is_zero : ndarray

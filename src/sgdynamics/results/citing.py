@@ -35,7 +35,7 @@ def cite(*subjects: object) -> str:
     Notes
     -----
     A result names the papers behind its solver, its problem (also a covariance with several
-    eigenvalues), its algorithm and its optimiser. [How to cite](../citing.md) lists all of them.
+    eigenvalues), its algorithm and its optimiser. The page "How to cite" lists all of them.
 
     Examples
     --------

@@ -142,7 +142,11 @@ def gap_recovered(result: xr.Dataset) -> float:
 
     Examples
     --------
-    ``sgd.weak_to_strong`` has an example.
+    >>> import xarray as xr
+    >>> risk = xr.DataArray([[0.3, 0.2, 0.1]], dims=("run", "time"))
+    >>> stage = ("time", ["weak", "strong", "ceiling"])
+    >>> round(sgd.gap_recovered(xr.Dataset({"risk": risk}, {"stage": stage})), 3)
+    0.5
     """
     checks.result("result", result, "risk", "time")
     names = [str(name) for name in result["stage"].values] if "stage" in result.coords else []

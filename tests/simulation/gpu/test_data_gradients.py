@@ -220,7 +220,8 @@ def test_half_precision_data_sets() -> None:
     assert double.data is not None
     x = np.asarray(half.data.inputs)
     assert x.dtype == np.float16
-    np.testing.assert_array_equal(x, np.asarray(double.data.inputs).astype(np.float16))
+    single = np.asarray(double.data.inputs).astype(np.float32)
+    np.testing.assert_array_equal(x, single.astype(np.float16))
     signal_coordinates = x[..., half.placement.axes].astype(np.float64)
     signals = signal_coordinates @ np.asarray(half.placement.signals).T
     np.testing.assert_allclose(np.asarray(half.data.signals), signals, rtol=1e-6, atol=1e-6)

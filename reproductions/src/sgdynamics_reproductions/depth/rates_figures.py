@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from scipy.optimize import minimize_scalar
 
 from sgdynamics import DeepLinear, OnePassSGD, solve_large_batch
 from sgdynamics.base import checks
-from sgdynamics.statics.roots import find_minimum
 from sgdynamics_reproductions.drawing import finish, panels, readable, ticks
 
 NAMES = ("mup", "ntk", "standard")
@@ -33,13 +33,13 @@ def excess_after(problem: DeepLinear, lr: float) -> float:
 
 def best_rate(problem: DeepLinear, scale: float) -> tuple[float, float]:
     """The best learning rate within a factor of 4 of `scale`, and the excess risk there."""
-    minimum = find_minimum(
+    minimum: Any = minimize_scalar(
         lambda log_lr: np.log(excess_after(problem, float(np.exp(log_lr)))),
-        np.log(scale / 4),
-        np.log(4 * scale),
-        xtol=PRECISION,
+        bounds=(np.log(scale / 4), np.log(4 * scale)),
+        method="bounded",
+        options={"xatol": PRECISION},
     )
-    return float(np.exp(minimum.x)), float(np.exp(minimum.value))
+    return float(np.exp(minimum.x)), float(np.exp(minimum.fun))
 
 
 def figure_1(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
