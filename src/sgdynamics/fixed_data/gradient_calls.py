@@ -79,6 +79,9 @@ class _TrialSource(GradientSource):
     def noise(self) -> Numeric:
         return jnp.zeros((self.structure.width, COLUMNS))
 
+    def select(self, rows: Numeric, share: Scalar | None, count: Scalar | None) -> Numeric:
+        return rows
+
     def overlaps(self, rows: Numeric) -> LossOverlaps:
         p, K, blocks = self.structure.width, self.structure.signals, self.structure.blocks
         Q, M, P = jnp.eye(p), jnp.zeros((p, K)), jnp.eye(K)

@@ -19,7 +19,12 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, Stride, take_step
-from sgdynamics.algorithms.updates.gradient_source import GradientSource, Rows
+from sgdynamics.algorithms.updates.gradient_source import (
+    GradientSource,
+    Rows,
+    draw_order,
+    select_coordinates,
+)
 from sgdynamics.algorithms.updates.initial_state import UpdateStart, update_start
 from sgdynamics.algorithms.updates.update import Law, count_row_sets
 from sgdynamics.base.arrays import (
@@ -73,12 +78,15 @@ class StepOptions(NamedTuple):
         Law of the update; None for plain SGD.
     edges : tuple of int
         First coordinates of the covariance blocks, and the dimension.
+    delay : int
+        Number of steps by which gradients are late.
     """
 
     structure: Structure
     batch: int
     law: Law | None
     edges: tuple[int, ...]
+    delay: int = 0
 
 
 class StepValues(NamedTuple):
@@ -123,6 +131,9 @@ class DirectSGD(Simulator):
         Precision of all arrays.
     seed : int, default 0
         Seed of the random frames.
+    delay : int, default 0
+        Number of steps by which gradients are late. The rows of a run then contain those of as many
+        earlier steps, in a ring after the weights.
     """
 
     divides_over_devices = True
@@ -136,11 +147,12 @@ class DirectSGD(Simulator):
         block_sizes: np.ndarray,
         dtype: str = "float64",
         seed: int = 0,
+        delay: int = 0,
     ) -> None:
         # Simulations need a constant integer (`OnePassSGD.counts`).
         assert isinstance(algorithm.batch, int)
         self.structure = problem.structure
-        self.batch = algorithm.batch
+        self.batch, self.delay = algorithm.batch, delay
         self.law = algorithm.law
         self.dtype = np.dtype(dtype)
         cast = partial(np.asarray, dtype=self.dtype)
@@ -186,6 +198,9 @@ class DirectSGD(Simulator):
             signals = jnp.asarray(signal_rows.astype(self.dtype))
         else:
             weights[:, :n_rows] = embed_rows(rows, self.edges)
+        # Before the first step the weights were those of the start.
+        copies = (1, self.delay + 1)
+        weights, head = np.tile(weights, (*copies, 1)), np.tile(head, copies)
         scalars = tuple(jnp.asarray(self.start.scalars[chosen].astype(self.dtype).T))
         # The squares of a gradient are proportional to the variance of a coordinate. A start gives
         # them in units of it.
@@ -205,7 +220,7 @@ class DirectSGD(Simulator):
         observation: Observation = NO_OBSERVATION,
     ) -> AdvanceResult:
         return _advance_weights(
-            StepOptions(self.structure, self.batch, self.law, self.edges),
+            StepOptions(self.structure, self.batch, self.law, self.edges, self.delay),
             observation.observe,
             StepValues(self.parameters, self.algorithm, self.embedding),
             state,
@@ -221,6 +236,9 @@ class DirectSGD(Simulator):
         as_float64 = partial(np.asarray, dtype=np.float64)
         rows, head, frame = map(as_float64, (state.rows, state.head, self.parameters["frame"]))
         signals = None if state.signals is None else as_float64(state.signals)
+        sets = count_row_sets(self.law)
+        rows = rows[:, : sets * self.structure.width]
+        head = head[:, : sets * self.structure.head_size]
         # Rows of all sets; those of the weights are the first p.
         M, Q = direct_overlaps(np, self.structure.signals, self.edges, frame, rows, signals)
         p = self.structure.width
@@ -244,7 +262,7 @@ class DirectSGD(Simulator):
     def resources(self, steps: float = 0.0) -> Resources:
         p, law = self.structure.width, self.law
         # Rows before and after a step, and inputs with temporaries, in vectors of d coordinates.
-        vectors = 2 * count_row_sets(law) * p + 3 * self.batch
+        vectors = 2 * (count_row_sets(law) + self.delay) * p + 3 * self.batch
         if law is not None:
             # Averages of squares, noise of the update, and the signals of a random frame.
             vectors += 2 * p * len(law.squares) + 2 * p * law.noise
@@ -376,7 +394,8 @@ def _advance_weights(
     shared: PyTree,
 ) -> AdvanceResult:
     """Advance all runs from step `since` to step `end`."""
-    (structure, batch, law, edges), (parameters, hyperparameters, embedding) = options, values
+    structure, batch, law, edges, delay = options
+    parameters, hyperparameters, embedding = values
     sample, dimension = structure.sample, embedding.scale.shape[-1]
     dtype = embedding.scale.dtype
     p = structure.width
@@ -401,20 +420,24 @@ def _advance_weights(
             # The student sees the noisy inputs, and the labels are those of the clean ones.
             noise = jax.random.normal(jax.random.fold_in(data_key, 1), x.shape, dtype)
             x = x + jnp.sqrt(current["input_noise"]) * noise
-        state = direct_step(
-            structure,
-            (current, rates),
-            rates["lr"] / dimension,
-            state,
-            x,
-            sample.loss_argument(draws),
-            position,
-            law,
-            index,
-            kicks=draw_kicks(law, noise_key, (p, dimension), dtype),
-            clean=clean_x,
-            edges=edges,
-        )
+        arguments = (x, sample.loss_argument(draws), position)
+        if delay:
+            batch_source = DirectBatch(structure, current, *arguments, clean=clean_x, edges=edges)
+            stride = _stride(structure, (current, rates), rates["lr"] / dimension)
+            state = delayed_step(state, batch_source, stride, delay, index)
+        else:
+            state = direct_step(
+                structure,
+                (current, rates),
+                rates["lr"] / dimension,
+                state,
+                *arguments,
+                law,
+                index,
+                kicks=draw_kicks(law, noise_key, (p, dimension), dtype),
+                clean=clean_x,
+                edges=edges,
+            )
         if observe is not None:
             M, Q = direct_overlaps(
                 jnp, structure.signals, edges, parameters["frame"], state.rows[:p], state.signals
@@ -456,8 +479,10 @@ def run_embedding(embedding: Embedding, state: Rows) -> Embedding:
 
 def draw_kicks(
     law: Law | None, key: RandomKey, shape: tuple[int, int], dtype: DType
-) -> Float[Array, "p d"] | None:
-    """Normals of the update's own noise; None if it has none."""
+) -> Float[Array, "*p d"] | None:
+    """Normals of the update's own noise, or the order of its coordinates; None without draws."""
+    if law is not None and law.selects:
+        return draw_order(jax.random.fold_in(key, 1), shape[1], dtype)
     if law is None or not law.noise:
         return None
     return jax.random.normal(jax.random.fold_in(key, 1), shape, dtype)
@@ -479,8 +504,8 @@ class DirectBatch(GradientSource):
         Fourth arguments of the loss.
     embedding : Embedding
         Position of the signals.
-    kicks : array, (p, d), optional
-        The update's own noise.
+    kicks : array, (p, d) or (d,), optional
+        The update's own noise, or the order in which it selects coordinates.
     clean : array, (inputs, d), optional
         The inputs without noise, whose signals the labels read. Defaults to x.
     edges : tuple of int, default ()
@@ -597,6 +622,10 @@ class DirectBatch(GradientSource):
         assert self.kicks is not None
         return self.kicks
 
+    def select(self, rows: Numeric, share: Scalar | None, count: Scalar | None) -> Numeric:
+        assert self.kicks is not None
+        return select_coordinates(self.kicks, rows, share, count)
+
 
 def direct_step(
     structure: Structure,
@@ -643,12 +672,42 @@ def direct_step(
         First coordinates of the covariance blocks, and the dimension.
     """
     parameters, hyperparameters = values
-    stride = Stride(
+    stride = _stride(structure, values, rate)
+    batch = DirectBatch(structure, parameters, x, loss_argument, embedding, kicks, clean, edges)
+    return take_step(law, hyperparameters, state, batch, stride, x.shape[1], index)
+
+
+def _stride(structure: Structure, values: tuple[Parameters, Parameters], rate: Scalar) -> Stride:
+    """The parameters of a plain step of this size."""
+    parameters, hyperparameters = values
+    return Stride(
         rate,
         hyperparameters["head_rate"],
         parameters["weight_decay"],
         structure,
         parameters.get("head_decay"),
     )
-    batch = DirectBatch(structure, parameters, x, loss_argument, embedding, kicks, clean, edges)
-    return take_step(law, hyperparameters, state, batch, stride, x.shape[1], index)
+
+
+def delayed_step(
+    state: Rows, source: DirectBatch, stride: Stride, delay: int, index: IntScalar
+) -> Rows:
+    """One step along the gradient at the weights of `delay` steps ago.
+
+    The rows are those of the weights W_n, then a ring with W_(n-1), ..., W_(n-delay): the oldest
+    ones are at position n modulo the delay, where the step writes W_n.
+    """
+    p, n = stride.structure.width, stride.structure.head_size
+    position = 1 + index % delay
+    W, a = state.rows[:p], state.head[:n]
+    old_W = jax.lax.dynamic_slice_in_dim(state.rows, position * p, p)
+    old_a = jax.lax.dynamic_slice_in_dim(state.head, position * n, n)
+    gradients = source.mean(old_W, old_a, None, None)
+    # Weight decay is part of the gradient.
+    rows, head = stride.move(old_W, old_a, gradients)
+    moved, moved_head = W + (rows - old_W), a + (head - old_a)
+    ring = jax.lax.dynamic_update_slice_in_dim(state.rows, W, position * p, 0)
+    ring_head = jax.lax.dynamic_update_slice_in_dim(state.head, a, position * n, 0)
+    return state._replace(
+        rows=jnp.asarray(ring).at[:p].set(moved), head=jnp.asarray(ring_head).at[:n].set(moved_head)
+    )
