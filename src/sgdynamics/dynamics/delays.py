@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from copy import copy
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,8 @@ from sgdynamics.algorithms.updates.delays import (
     with_history,
 )
 from sgdynamics.base import checks
-from sgdynamics.dynamics.requests import Solution, SolveRequest, end_warnings, find_ends
-from sgdynamics.dynamics.updates import UpdateDynamics
+from sgdynamics.dynamics.requests import Arrays, Solution, SolveRequest, end_warnings, find_ends
+from sgdynamics.dynamics.updates import ROW_VARIABLES, UpdateDynamics
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import MARGIN as QUADRATURE_MARGIN
@@ -92,7 +93,11 @@ class DelayedDynamics(UpdateDynamics):
         )
         tolerance = RTOL if request.rtol is None else request.rtol
         best, coarse = solve_delayed(
-            system, inputs, self.state_arrays_of_weights(start), points, tolerance
+            system,
+            inputs,
+            {"M": start.M_blocks, "Q": start.Q_blocks, "a": start.a},
+            points,
+            tolerance,
         )
         states = {name: value.mean(axis=0) for name, value in best.items()}
         others = {name: value.mean(axis=0) for name, value in coarse.items()}
@@ -110,9 +115,10 @@ class DelayedDynamics(UpdateDynamics):
         warnings = (*self.solution_warnings(risks, clock), *end_warnings(ends))
         return Solution(states, risks.risk, attributes, ends, warnings)
 
-    def state_arrays_of_weights(self, initial_state: Start) -> dict[str, np.ndarray]:
-        """The overlaps and heads of a start."""
-        return {"M": initial_state.M_blocks, "Q": initial_state.Q_blocks, "a": initial_state.a}
+    def observables(self, states: Arrays, risk: np.ndarray, clock: Clock) -> dict[str, Any]:
+        # The last changes of the weights, which the exact chain carries, are not results.
+        public = {name: value for name, value in states.items() if name not in ROW_VARIABLES}
+        return super().observables(public, risk, clock)
 
     def simulator(
         self,
@@ -136,9 +142,7 @@ class DelayedDynamics(UpdateDynamics):
             )
             raise checks.reject("method", method, fix)
         chain = copy(self)
-        chain.algorithm = self.algorithm.replace(
-            update=with_history(self.algorithm.update, steps)
-        )
+        chain.algorithm = self.algorithm.replace(update=with_history(self.algorithm.update, steps))
         return UpdateDynamics.simulator(
             chain, method, initial_state, dimension, block_sizes, dtype=dtype, seed=seed
         )

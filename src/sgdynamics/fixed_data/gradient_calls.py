@@ -20,7 +20,7 @@ from sgdynamics.algorithms.updates.gradient_source import (
 from sgdynamics.algorithms.updates.law import count_row_sets
 from sgdynamics.algorithms.updates.update import Update
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numeric
+from sgdynamics.base.arrays import Numeric, Scalar
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.precision import float64
 from sgdynamics.problems.moves import BlockOverlaps, LossOverlaps

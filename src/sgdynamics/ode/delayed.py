@@ -106,10 +106,10 @@ def _march(
 ) -> tuple[Numeric, Numeric, Numeric]:
     """Return M, Q and a, (replicate, run, point, ...), at all points of the grid."""
 
-    def of_replicate(nodes: Nodes) -> tuple[Numeric, Numeric, Numeric]:
+    def march_runs(nodes: Nodes) -> tuple[Numeric, Numeric, Numeric]:
         return jax.vmap(partial(_march_run, system, points, inputs._replace(nodes=nodes)))(M, Q, a)
 
-    return jax.vmap(of_replicate)(inputs.nodes)
+    return jax.vmap(march_runs)(inputs.nodes)
 
 
 def _march_run(
@@ -117,7 +117,9 @@ def _march_run(
 ) -> tuple[Numeric, Numeric, Numeric]:
     N, p = system.divisions, system.structure.width
     size, spacing = N + 2, inputs.delay / N
-    gram = jnp.broadcast_to(inputs.problem["gram"], (M.shape[0], *inputs.problem["gram"].shape[-2:]))
+    gram = jnp.broadcast_to(
+        inputs.problem["gram"], (M.shape[0], *inputs.problem["gram"].shape[-2:])
+    )
 
     def rates(past: _Past, index: IntScalar) -> _Rates:
         """The rates at a grid point, from the state one delay earlier."""
@@ -144,7 +146,7 @@ def _march_run(
             head = -lr * algorithm["head_rate"] * (moments.head_gradient + head_decay * old_a)
         return _Rates(-(C[..., :p] @ old_M + C[..., p:] @ gram), head, C, noise)
 
-    def along(C: Numeric, earlier_Q: Numeric, M: Numeric) -> Numeric:
+    def earlier_rates(C: Numeric, earlier_Q: Numeric, M: Numeric) -> Numeric:
         """C' [Q(u - tau, s) | M(s)^T] for several s along the first axis."""
         return C[..., :p] @ earlier_Q + C[..., p:] @ jnp.swapaxes(M, -1, -2)
 
@@ -160,18 +162,22 @@ def _march_run(
         # Q(new, s) for all s of the ring; the entry of the new point itself follows below.
         old, next_old = (index - N) % size, (index + 1 - N) % size
         row = past.Q[now] - spacing / 2 * (
-            along(before.coefficients, past.Q[old], past.M)
-            + along(after.coefficients, past.Q[next_old], past.M)
+            earlier_rates(before.coefficients, past.Q[old], past.M)
+            + earlier_rates(after.coefficients, past.Q[next_old], past.M)
         )
-        Y = along(before.coefficients, past.Q[old, now], past.M[now]) + along(
+        Y = earlier_rates(before.coefficients, past.Q[old, now], past.M[now]) + earlier_rates(
             after.coefficients, jnp.swapaxes(row[next_old], -1, -2), new_M
         )
         change = before.noise + after.noise - Y - jnp.swapaxes(Y, -1, -2)
         new_Q = past.Q[now, now] + spacing / 2 * change
-        row = row.at[following].set(new_Q)
-        both = past.Q.at[following].set(row)
+        row = jnp.asarray(row).at[following].set(new_Q)
+        both = jnp.asarray(past.Q).at[following].set(row)
         both = both.at[:, following].set(jnp.swapaxes(row, -1, -2))
-        past = _Past(past.M.at[following].set(new_M), past.a.at[following].set(new_a), both)
+        past = _Past(
+            jnp.asarray(past.M).at[following].set(new_M),
+            jnp.asarray(past.a).at[following].set(new_a),
+            both,
+        )
         return (past, after), (new_M, new_Q, new_a)
 
     past = _Past(
@@ -182,8 +188,7 @@ def _march_run(
     carry = (past, rates(past, jnp.asarray(0)))
     _, path = jax.lax.scan(step, carry, jnp.arange(points - 1))
     M_path, Q_path, a_path = (
-        jnp.concatenate([first[None], later])
-        for first, later in zip((M, Q, a), path, strict=True)
+        jnp.concatenate([first[None], later]) for first, later in zip((M, Q, a), path, strict=True)
     )
     return M_path, Q_path, a_path
 
@@ -228,8 +233,8 @@ def solve_delayed(
             if refinement:
                 break
             fix = (
-                f"a delay of {delay:.3g} d steps needs {4 * points:,} grid points. Use earlier save "
-                "points, or steps= for a short delay."
+                f"a delay of {delay:.3g} d steps needs {4 * points:,} grid points. Use earlier "
+                "save points, or steps= for a short delay."
             )
             raise checks.reject("per_dimension", delay, fix)
         grids = []

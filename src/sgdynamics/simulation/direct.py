@@ -132,8 +132,8 @@ class DirectSGD(Simulator):
     seed : int, default 0
         Seed of the random frames.
     delay : int, default 0
-        Number of steps by which gradients are late. The rows of a run then contain those of as many
-        earlier steps, in a ring after the weights.
+        Number of steps by which gradients are late. The state of a run then contains the weights of
+        as many earlier steps.
     """
 
     divides_over_devices = True
@@ -198,9 +198,11 @@ class DirectSGD(Simulator):
             signals = jnp.asarray(signal_rows.astype(self.dtype))
         else:
             weights[:, :n_rows] = embed_rows(rows, self.edges)
-        # Before the first step the weights were those of the start.
-        copies = (1, self.delay + 1)
-        weights, head = np.tile(weights, (*copies, 1)), np.tile(head, copies)
+        earlier = None
+        if self.delay:
+            # Before the first step the weights were those of the start.
+            earlier = jnp.asarray(np.tile(weights, (1, self.delay, 1)))
+            weights, head = np.tile(weights, (1, 2, 1)), np.tile(head, (1, 2 + self.delay))
         scalars = tuple(jnp.asarray(self.start.scalars[chosen].astype(self.dtype).T))
         # The squares of a gradient are proportional to the variance of a coordinate. A start gives
         # them in units of it.
@@ -209,7 +211,7 @@ class DirectSGD(Simulator):
             jnp.asarray((square[..., None] * variances).astype(self.dtype))
             for square in self.start.squares[chosen].swapaxes(0, 1)
         )
-        return Rows(jnp.asarray(weights), jnp.asarray(head), scalars, squares, signals)
+        return Rows(jnp.asarray(weights), jnp.asarray(head), scalars, squares, signals, earlier)
 
     def advance(
         self,
@@ -692,22 +694,27 @@ def _stride(structure: Structure, values: tuple[Parameters, Parameters], rate: S
 def delayed_step(
     state: Rows, source: DirectBatch, stride: Stride, delay: int, index: IntScalar
 ) -> Rows:
-    """One step along the gradient at the weights of `delay` steps ago.
+    """One step along the gradient at the weights of m = `delay` steps ago.
 
-    The rows are those of the weights W_n, then a ring with W_(n-1), ..., W_(n-delay): the oldest
-    ones are at position n modulo the delay, where the step writes W_n.
+    The rows are those of W_n and of W_(n-m). A ring has the weights between: W_n is written to
+    position n modulo m, and W_(n+1-m) is read afterwards. A ring that is read before it is written
+    would be copied in every step.
     """
     p, n = stride.structure.width, stride.structure.head_size
-    position = 1 + index % delay
-    W, a = state.rows[:p], state.head[:n]
-    old_W = jax.lax.dynamic_slice_in_dim(state.rows, position * p, p)
-    old_a = jax.lax.dynamic_slice_in_dim(state.head, position * n, n)
+    assert state.earlier is not None
+    W, old_W = state.rows[:p], state.rows[p:]
+    a, old_a, heads = state.head[:n], state.head[n : 2 * n], state.head[2 * n :]
     gradients = source.mean(old_W, old_a, None, None)
     # Weight decay is part of the gradient.
     rows, head = stride.move(old_W, old_a, gradients)
     moved, moved_head = W + (rows - old_W), a + (head - old_a)
-    ring = jax.lax.dynamic_update_slice_in_dim(state.rows, W, position * p, 0)
-    ring_head = jax.lax.dynamic_update_slice_in_dim(state.head, a, position * n, 0)
+    now, following = index % delay, (index + 1) % delay
+    ring = jax.lax.dynamic_update_slice_in_dim(state.earlier, W, now * p, 0)
+    ring_head = jax.lax.dynamic_update_slice_in_dim(heads, a, now * n, 0)
+    next_W = jax.lax.dynamic_slice_in_dim(ring, following * p, p)
+    next_a = jax.lax.dynamic_slice_in_dim(ring_head, following * n, n)
     return state._replace(
-        rows=jnp.asarray(ring).at[:p].set(moved), head=jnp.asarray(ring_head).at[:n].set(moved_head)
+        rows=jnp.concatenate([moved, next_W]),
+        head=jnp.concatenate([moved_head, next_a, ring_head]),
+        earlier=ring,
     )

@@ -42,6 +42,8 @@ class Rows(NamedTuple):
         Scalars and averages of squares of the update.
     signals : array, optional
         Signals of the run in d dimensions, if each run has its own.
+    earlier : array, optional
+        Weights of earlier steps, for gradients that are late.
     """
 
     rows: Numeric
@@ -49,6 +51,7 @@ class Rows(NamedTuple):
     scalars: tuple[RealArray, ...] = ()
     squares: tuple[Numeric, ...] = ()
     signals: Numeric | None = None
+    earlier: Numeric | None = None
 
 
 class GradientSource(ABC):
@@ -113,8 +116,8 @@ def select_coordinates(
     count: Scalar | None,
 ) -> Float[Numeric, "p d"]:
     """Return the entries of rows at the first coordinates of an order of `draw_order`."""
-    number = count if share is None else share * order.shape[0]
-    return jnp.where(order < number, rows, jnp.zeros_like(rows))
+    number = jnp.asarray(count if share is None else share * order.shape[0])
+    return jnp.where(jnp.asarray(order) < number, rows, jnp.zeros_like(rows))
 
 
 def head_columns(width: int, head_size: int) -> int:
@@ -232,7 +235,10 @@ class Gradient:
         """
         W, head = self.split_head(rows)
         selected = self.source.select(W, share, count)
-        return self.join_head(selected / share if rescaled else selected, head)
+        if rescaled:
+            assert share is not None
+            selected = selected / share
+        return self.join_head(selected, head)
 
     def squares(self, G: Float[Numeric, "p columns"]) -> Numeric:
         """Return the squares of the coordinates of a gradient.
