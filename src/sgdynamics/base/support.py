@@ -219,7 +219,7 @@ _INFINITE_FOURTH_MOMENT = (
 # Groups of kinds that are usually unsupported together.
 REGULARISERS = dict.fromkeys(("dropout", "contexts", "other inputs"), ONE_PASS_REGULARISERS)
 OTHER_UPDATES = dict.fromkeys(("other update", "coordinatewise update"), PLAIN_SGD)
-OTHER_STEPS = {"temperature": PLAIN_SGD, **OTHER_UPDATES, "delayed update": PLAIN_SGD}
+OTHER_STEPS = {"temperature": PLAIN_SGD, **OTHER_UPDATES}
 PLAIN_ONE_PASS = {"other batch": INTEGER_BATCH, **OTHER_STEPS, "fixed data": FRESH_SAMPLES}
 
 
@@ -257,7 +257,7 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
             reason = _reason_of_overlaps(reason, problem, algorithm_kinds)
         if kind in REGULARISERS and on_data:
             reason = ONE_PASS_REGULARISERS
-        if kind in OTHER_STEPS and "fields" not in problem_kinds:
+        if kind in (*OTHER_STEPS, "delayed update") and "fields" not in problem_kinds:
             reason = PLAIN_SGD
         for problem_kind in problem_kinds:
             reason = COMBINATIONS.get(problem_kind, {}).get(kind, reason)

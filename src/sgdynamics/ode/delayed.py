@@ -138,7 +138,7 @@ def _march_run(
         lr = algorithm["lr"]
         decay = jnp.pad(problem["weight_decay"] * jnp.eye(p), ((0, 0), (0, M.shape[-1])))
         C = lr * (moments.coefficients(problem) + decay)
-        variances = input_covariance.eigenvalues(problem) * problem["fractions"]
+        variances = input_covariance.eigenvalues(problem) * input_covariance.fractions(problem)
         noise = lr**2 * variances[:, None, None] * moments.noise / system.batch
         head = jnp.zeros_like(a)
         if system.structure.trained:
