@@ -63,7 +63,7 @@ def ode(activation: str, width: int, teachers: int) -> Callable[[], Any]:
     return lambda: sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5), start, times=times)
 
 
-def simulated(
+def run_chain(
     problem: Any, runs: int, steps: int, reduce: str | None = None, lr: float = 0.5
 ) -> Callable[[], Any]:
     """`simulate` by the exact chain with two save points."""
@@ -85,21 +85,21 @@ def chain(
     """Runs of a committee machine. The rate of unbounded units is small enough for all runs."""
     problem, _ = network(activation, width, teachers)
     lr = 0.1 if activation == "square" else 0.5
-    return simulated(problem, runs, steps, reduce, lr)
+    return run_chain(problem, runs, steps, reduce, lr)
 
 
 def xor_chain(runs: int, steps: int) -> Callable[[], Any]:
     """Runs on the XOR mixture, width 4."""
     import sgdynamics as sgd
 
-    return simulated(sgd.GaussianMixture("xor", width=4, snr=10.0), runs, steps)
+    return run_chain(sgd.GaussianMixture("xor", width=4, snr=10.0), runs, steps)
 
 
 def attention_chain(runs: int, steps: int) -> Callable[[], Any]:
     """Runs of attention with two tokens."""
     import sgdynamics as sgd
 
-    return simulated(sgd.models.attention(), runs, steps)
+    return run_chain(sgd.models.attention(), runs, steps)
 
 
 def power_law_chain(runs: int, steps: int) -> Callable[[], Any]:
