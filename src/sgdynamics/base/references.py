@@ -520,7 +520,9 @@ REFERENCES: dict[str, Reference] = {
         ("Efficient estimations from a slowly convergent {R}obbins-{M}onro process"),
         1988,
         {
-            "institution": "Cornell University, School of Operations Research and Industrial Engineering",
+            "institution": (
+                "Cornell University, School of Operations Research and Industrial Engineering"
+            ),
             "number": "781",
         },
     ),
