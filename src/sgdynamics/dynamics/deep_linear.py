@@ -17,7 +17,7 @@ from sgdynamics.algorithms.fixed_data import (
 from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Parameters
-from sgdynamics.dynamics.adapter import Criterion, SolverDynamics
+from sgdynamics.dynamics.adapter import Criterion, SolverDynamics, reject_run_options
 from sgdynamics.dynamics.requests import Arrays
 from sgdynamics.fixed_data.deep_linear import DeepSizes
 from sgdynamics.fixed_data.deep_linear_direct import DirectDeepRuns
@@ -27,7 +27,7 @@ from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock
 from sgdynamics.results.variables import VARIABLES
 from sgdynamics.samples.spectra import MAX_DIMENSION
-from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.running import RunSetting, Simulator
 
 
 class DeepStart:
@@ -102,28 +102,14 @@ class DeepLinearDynamics(SolverDynamics[DeepStart]):
         samples = algorithm.samples(dimension) if self.has_data else algorithm.batch
         return DeepSizes(samples, block_sizes, round(self.problem.width_per_dimension * dimension))
 
-    def simulator(
-        self,
-        method: str,
-        initial_state: DeepStart,
-        dimension: int,
-        block_sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> Simulator:
-        if dtype != "float64":
-            fix = 'deep linear networks are simulated in double precision. Use dtype="float64".'
-            raise checks.reject("dtype", dtype, fix)
-        if shared_data:
-            fix = "each run of a deep linear network has a data set of its own. Omit shared_data."
-            raise checks.reject("shared_data", shared_data, fix)
-        sizes = self.sizes(dimension, block_sizes)
-        units: dict[str, Any] = {"unit": 1.0, "alpha_per_step": 0.0, "seed": seed}
+    def simulator(self, setting: RunSetting[DeepStart]) -> Simulator:
+        reject_run_options("deep linear network", setting)
+        dimension = setting.dimension
+        sizes = self.sizes(dimension, setting.block_sizes)
+        units: dict[str, Any] = {"unit": 1.0, "alpha_per_step": 0.0, "seed": setting.seed}
         if not self.has_data:
             units |= {"unit": 1 / dimension, "alpha_per_step": self.algorithm.batch / dimension}
-        if method == "direct":
+        if setting.method == "direct":
             return DirectDeepRuns(self.problem, self.algorithm, sizes, **units)
         last = self.last_step
         return DeepRuns(self.problem, self.algorithm, sizes, is_exact=True, last_step=last, **units)

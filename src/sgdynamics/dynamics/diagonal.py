@@ -18,7 +18,7 @@ from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Parameters
 from sgdynamics.base.controls import Schedule
-from sgdynamics.dynamics.adapter import Criterion, SolverDynamics
+from sgdynamics.dynamics.adapter import Criterion, SolverDynamics, reject_run_options
 from sgdynamics.dynamics.requests import Arrays, Solution, SolveRequest, end_warnings
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.fixed_data.diagonal_runs import DiagonalRuns
@@ -36,7 +36,7 @@ from sgdynamics.results.datasets import largest_share
 from sgdynamics.results.variables import VARIABLES
 from sgdynamics.samples import input_covariance
 from sgdynamics.samples.spectra import MAX_DIMENSION
-from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.running import RunSetting, Simulator
 
 SCALARS = ("overlap", "squared_norm", "l1_norm", "imbalance", "excess_risk")
 BY_WEIGHT = ("weight_mean", "weight_square")
@@ -161,32 +161,17 @@ class DiagonalDynamics(SolverDynamics[DiagonalStart]):
 
     # ---- runs
 
-    def simulator(
-        self,
-        method: str,
-        initial_state: DiagonalStart,
-        dimension: int,
-        block_sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> Simulator:
-        if dtype != "float64":
-            fix = 'diagonal networks are simulated in double precision. Use dtype="float64".'
-            raise checks.reject("dtype", dtype, fix)
-        if shared_data:
-            fix = "each run of a diagonal network has a data set of its own. Omit shared_data."
-            raise checks.reject("shared_data", shared_data, fix)
+    def simulator(self, setting: RunSetting[DiagonalStart]) -> Simulator:
+        reject_run_options("diagonal network", setting)
         algorithm = self.algorithm
         return DiagonalRuns(
             self.problem,
             algorithm,
-            method=method,
-            block_sizes=block_sizes,
-            samples=algorithm.samples(dimension) if self.has_data else algorithm.batch,
+            method=setting.method,
+            block_sizes=setting.block_sizes,
+            samples=algorithm.samples(setting.dimension) if self.has_data else algorithm.batch,
             last_step=self.last_step,
-            seed=seed,
+            seed=setting.seed,
         )
 
     # ---- results

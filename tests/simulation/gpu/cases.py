@@ -12,6 +12,7 @@ from jax._src.pallas.triton import lowering
 import sgdynamics as sgd
 from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.simulation.gpu.chain import KernelChain
+from sgdynamics.simulation.running import RunSetting
 
 
 def user_loss(fields: Any, signals: Any, head: Any, noise: Any, parameters: Any) -> Any:
@@ -113,5 +114,8 @@ def make_chain(name: str, dimension: int, runs: int = 1, interpret: bool = False
     problem, algorithm, overlaps = CASES[name]()
     start = broadcast_runs(sgd.start(problem, **overlaps), runs)
     return KernelChain(
-        problem, algorithm, start, dimension, problem.block_dimensions(dimension), interpret
+        problem,
+        algorithm,
+        RunSetting(start, dimension, problem.block_dimensions(dimension)),
+        interpret,
     )
