@@ -194,16 +194,6 @@ class FiniteRuns(ABC, Generic[S]):
         return None
 
 
-def reject_run_options(kind: str, setting: RunSetting[Any]) -> None:
-    """Raise ValueError for options of a simulation that networks of this kind lack."""
-    if setting.dtype != "float64":
-        fix = f'{kind}s are simulated in double precision. Use dtype="float64".'
-        raise checks.reject("dtype", setting.dtype, fix)
-    if setting.shared_data:
-        fix = f"each run of a {kind} has a data set of its own. Omit shared_data."
-        raise checks.reject("shared_data", setting.shared_data, fix)
-
-
 class SolverDynamics(
     CallChecks[S], MeanEquations[S], DiffusionEquations[S], FiniteRuns[S], ResultSource
 ):
