@@ -11,6 +11,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.simulation.gpu.chain import KernelChain
+from sgdynamics.simulation.running import RunSetting
 
 
 def user_loss(fields: Any, signals: Any, head: Any, noise: Any, parameters: Any) -> Any:
@@ -115,5 +116,8 @@ def make_chain(name: str, dimension: int, runs: int = 1, interpret: bool = False
     problem, algorithm, overlaps = CASES[name]()
     start = broadcast_runs(sgd.start(problem, **overlaps), runs)
     return KernelChain(
-        problem, algorithm, start, dimension, problem.block_dimensions(dimension), interpret
+        problem,
+        algorithm,
+        RunSetting(start, dimension, problem.block_dimensions(dimension)),
+        interpret,
     )
