@@ -32,7 +32,7 @@ from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.results.clock import Clock
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.simulation.direct import DirectSGD
-from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.running import RunSetting, Simulator
 
 
 class DelayedDynamics(UpdateDynamics):
@@ -120,29 +120,17 @@ class DelayedDynamics(UpdateDynamics):
         public = {name: value for name, value in states.items() if name not in ROW_VARIABLES}
         return super().observables(public, risk, clock)
 
-    def simulator(
-        self,
-        method: str,
-        initial_state: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> Simulator:
-        steps = delay_in_steps(self.algorithm.update, dimension)
-        if method == "direct":
-            arguments = (self.definition, self.algorithm, initial_state, dimension, block_sizes)
-            return DirectSGD(*arguments, dtype, seed, delay=steps)
+    def simulator(self, setting: RunSetting[Start]) -> Simulator:
+        steps = delay_in_steps(self.algorithm.update, setting.dimension)
+        if setting.method == "direct":
+            return DirectSGD(self.definition, self.algorithm, setting, delay=steps)
         if steps > MOST_STEPS_OF_CHAIN:
             fix = (
                 f"the exact chain would carry the weights of {steps} steps (at most "
                 f"{MOST_STEPS_OF_CHAIN}). Use method='direct', or solve_ode."
             )
-            raise checks.reject("method", method, fix)
+            raise checks.reject("method", setting.method, fix)
         chain = copy(self)
-        chain.algorithm = self.algorithm.replace(update=with_history(self.algorithm.update, steps))
-        return UpdateDynamics.simulator(
-            chain, method, initial_state, dimension, block_sizes, dtype=dtype, seed=seed
-        )
+        update = with_history(self.algorithm.update, steps)
+        chain.algorithm = self.algorithm.replace(update=update)
+        return UpdateDynamics.simulator(chain, setting)
