@@ -98,6 +98,10 @@ def plain_step(state, gradient, lr, D, number, factor):
     return {"weights": -factor * lr / D * gradient(state["weights"])}
 
 
+def plain_rule(sample, factor):
+    return sample.weight * sample.slope(sample.fields), sample.memory
+
+
 def jax_network(parameters, x):
     return parameters["u"] @ jnp.tanh(parameters["W"] @ x)
 
@@ -449,6 +453,8 @@ CALLS = {
         updates.row_adam,
         {"width": 2, "memory": 0.5, "eps": 0.1, "beta": 0.5},
     ),
+    "updates.svrg": (updates.svrg, {"period": 5}),
+    "updates.pdhg": (updates.pdhg, {"dual_lr": 0.5}),
     "updates.gradient_noise": (updates.gradient_noise, {"sigma": 0.1, "of": None}),
     "updates.own": (
         updates.own,
@@ -459,6 +465,9 @@ CALLS = {
             "memory": "none",
             "rereads": False,
             "numbers": {"factor": 1.0},
+            "on_sample": plain_rule,
+            "samples": ("table",),
+            "means": (),
         },
     ),
     "from_training": (

@@ -24,10 +24,12 @@ from sgdynamics.algorithms.updates.momentum import (
 )
 from sgdynamics.algorithms.updates.muon import muon
 from sgdynamics.algorithms.updates.own import own
+from sgdynamics.algorithms.updates.primal_dual import pdhg
 from sgdynamics.algorithms.updates.row_adam import row_adam
 from sgdynamics.algorithms.updates.state_rate import state_rate
 from sgdynamics.algorithms.updates.step_length import clipped, normalised, reuse, sam
 from sgdynamics.algorithms.updates.update import Update, maker
+from sgdynamics.algorithms.updates.variance_reduction import saga, svrg
 
 __all__ = [
     "Update",
@@ -45,13 +47,16 @@ __all__ = [
     "nesterov",
     "normalised",
     "own",
+    "pdhg",
     "polyak",
     "reuse",
     "rmsprop",
     "row_adam",
+    "saga",
     "sam",
     "schedule_free",
     "sign",
     "state_rate",
+    "svrg",
     "weight_decay",
 ]

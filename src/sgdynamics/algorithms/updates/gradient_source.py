@@ -71,6 +71,10 @@ class GradientSource(ABC):
         """Return Q, M and P for these rows of the weights, in total and by covariance block."""
         raise NotImplementedError
 
+    def means(self) -> dict[str, Numeric]:
+        """Return the means over the samples that belong to the last gradient."""
+        raise NotImplementedError
+
     def squares(self, G: Float[Numeric, "p columns"]) -> Numeric:
         """Return the squares of the coordinates of a gradient."""
         return G**2
@@ -191,6 +195,11 @@ class Gradient:
     def sign(self, G: Float[Numeric, "p columns"]) -> Numeric:
         """Return the signs of the coordinates of a gradient."""
         return self.source.sign(G)
+
+    @property
+    def means(self) -> dict[str, Numeric]:
+        """Means over the samples of an update with ``on_sample``, at the last gradient."""
+        return self.source.means()
 
     def overlaps(self, rows: Float[Numeric, "p columns"]) -> LossOverlaps:
         """Return the overlaps of the weights, the argument of a rate that depends on the state."""

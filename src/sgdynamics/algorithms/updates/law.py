@@ -83,6 +83,13 @@ class Law:
         large values of D.
     state_rate : callable, optional
         Function of the overlaps that multiplies the step.
+    on_sample : callable, optional
+        Function of single samples of a data set that replaces dloss/dfields in every gradient
+        (`sample_memory`).
+    samples : tuple of str
+        Names of the values that it stores for every sample.
+    means : tuple of str
+        Names of its means over the samples, which the step reads as ``gradient.means``.
     averaging : tuple of str
         Name of the hyperparameter c of an average over D/c steps, or of two whose ratio is c.
     equations : tuple of str
@@ -120,6 +127,9 @@ class Law:
     no_limit: str = ""
     scales: bool = True
     state_rate: Function | None = None
+    on_sample: Callable[..., Any] | None = None
+    samples: tuple[str, ...] = ()
+    means: tuple[str, ...] = ()
     averaging: tuple[str, ...] = ()
     equations: tuple[str, ...] = ()
     image: str = ""
@@ -135,6 +145,8 @@ def count_row_sets(law: Law | None) -> int:
 SYMBOLS = {
     "beta": r"\beta",
     "memory": "c",
+    "period": "m",
+    "dual_lr": r"\sigma",
     "eps": r"\varepsilon",
     "threshold": r"\theta",
     "start": "s_0",
