@@ -117,18 +117,20 @@ def test_pdhg_ends_at_the_minimum_of_a_convex_loss():
     start = sgd.start(LOGISTIC, M=[[0.2]], Q=[[0.5]])
     algorithm = sgd.GradientDescent(0.4, 2.0, update=U.pdhg(0.5))
     plain = sgd.GradientDescent(1.0, 2.0)
-    ends = [final_values(LOGISTIC, start, each, steps=[400])[:, :2] for each in (plain, algorithm)]
+    ends = [
+        final_values(LOGISTIC, start, choice, steps=[400])[:, :2] for choice in (plain, algorithm)
+    ]
     assert np.allclose(*ends, rtol=1e-6)
 
 
 LAWS = {
-    "saga": (LINEAR, LINEAR_START, sgd.MultiPassSGD(0.4, update=U.saga(), **BATCHES)),
+    "saga": (LINEAR, LINEAR_START, sgd.MultiPassSGD(0.2, update=U.saga(), **BATCHES)),
     "svrg, erf": (ERF, ERF_START, sgd.MultiPassSGD(0.8, update=U.svrg(3), **BATCHES)),
     "pdhg": (LINEAR, LINEAR_START, sgd.GradientDescent(0.4, 2.0, update=U.pdhg(0.7))),
     "decay": (
         LINEAR,
         LINEAR_START,
-        sgd.MultiPassSGD(0.4, update=U.weight_decay(0.1, of=U.saga()), **BATCHES),
+        sgd.MultiPassSGD(0.2, update=U.weight_decay(0.1, of=U.saga()), **BATCHES),
     ),
 }
 
@@ -164,7 +166,7 @@ def test_limit_is_that_of_direct_runs(name):
 # The drill: updates of single samples that are defined here, outside of the package.
 
 
-def plain_step(state, gradient, lr, D, number, **numbers):
+def plain_step(state, gradient, lr, D, number, **hyperparameters):
     return {"weights": -lr / D * gradient(state["weights"])}
 
 

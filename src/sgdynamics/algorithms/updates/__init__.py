@@ -9,6 +9,8 @@ Weight decay of a problem is part of the loss for velocities and averages that a
 gradient (``momentum`` to ``dana``) and for ``reuse``. The other updates change the gradient of the
 loss of the data only, and the decay is added afterwards. On the sphere the rows are normalised
 after every move. The clock is that of plain SGD: a step is one batch, and t = lr steps/D.
+
+``saga``, ``svrg`` and ``pdhg`` act on single samples of a fixed data set and store values for them.
 """
 
 from sgdynamics.algorithms.updates.adaptive import adagrad, adagrad_norm, adam, rmsprop, sign

@@ -123,14 +123,14 @@ def own(
             'names must be strings and differ. Use rows=("velocity",), scalars=("norm",), for '
             "example.",
         )
-    sample_names = _sample_names(on_sample, tuple(samples), tuple(means))
+    sample_names, mean_names = _sample_names(on_sample, tuple(samples), tuple(means))
     checks.choice("memory", memory, MEMORIES)
     if numbers is not None and not isinstance(numbers, Mapping):
         raise checks.reject("numbers", numbers, 'Pass numbers by name, such as {"beta": 0.9}.')
     hyperparameters = {
         name: scalar_or_schedule(name, value, -np.inf) for name, value in (numbers or {}).items()
     }
-    linear = _try_step(step, row_names, scalar_names, hyperparameters, sample_names["means"])
+    linear = _try_step(step, row_names, scalar_names, hyperparameters, mean_names)
     law = Law(
         "own",
         step,
@@ -141,10 +141,11 @@ def own(
         linear=linear,
         scales=False,
         on_sample=on_sample,
-        **sample_names,
+        samples=sample_names,
+        means=mean_names,
         trains_head=on_sample is None,
         equations=(
-            *_rule_equations(on_sample, sample_names["samples"], tuple(hyperparameters)),
+            *_rule_equations(on_sample, sample_names, tuple(hyperparameters)),
             *_own_equations(step, row_names, scalar_names, tuple(hyperparameters)),
         ),
     )
@@ -155,8 +156,8 @@ def own(
 
 def _sample_names(
     on_sample: Callable[..., Any] | None, samples: tuple[str, ...], means: tuple[str, ...]
-) -> dict[str, tuple[str, ...]]:
-    """Validate the names of values of single samples, and return them by argument."""
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Validate the names of values of single samples and of means, and return them."""
     for argument, names in (("samples", samples), ("means", means)):
         if names and on_sample is None:
             raise checks.reject(argument, names, "only used together with on_sample. Set both.")
@@ -164,7 +165,7 @@ def _sample_names(
             raise checks.reject(argument, names, 'Use different names, such as ("table",).')
     if on_sample is not None and not callable(on_sample):
         raise checks.reject("on_sample", on_sample, "Pass a function of a sample.")
-    return {"samples": samples, "means": means}
+    return samples, means
 
 
 def _own_equations(

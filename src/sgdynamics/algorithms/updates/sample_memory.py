@@ -47,12 +47,12 @@ class Sample(NamedTuple):
     selected: BoolScalar
     weight: Scalar
     memory: dict[str, Numeric]
-    scalars: dict[str, Scalar]
+    scalars: Mapping[str, Numeric]
     number: IntScalar
 
 
 class Outcome(NamedTuple):
-    """What ``on_sample`` returns.
+    """Result of ``on_sample`` for one sample.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
 
     g: Numeric
     memory: dict[str, Numeric]
-    means: dict[str, Scalar]
+    means: dict[str, Numeric]
 
 
 def apply_rule(law: Law, sample: Sample, hyperparameters: Parameters) -> Outcome:

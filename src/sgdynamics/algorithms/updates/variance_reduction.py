@@ -18,14 +18,14 @@ MOST_STEPS = 2**31 - 1
 CORRECTED = r"g_\mu = \frac{s_\mu}{b} \left(h_\mu - \tau_\mu\right) + \tau_\mu"
 
 
-def _corrected(sample: Sample, h: Numeric, table: Numeric) -> Numeric:
+def correct_by_table(sample: Sample, h: Numeric, table: Numeric) -> Numeric:
     """Return s (h - table)/b + table; an unselected sample may have an infinite h."""
     return jnp.where(sample.selected, sample.weight * (h - table), 0.0) + table
 
 
 def _saga_rule(sample: Sample) -> tuple[Any, ...]:
     h, table = sample.slope(sample.fields), sample.memory["table"]
-    return _corrected(sample, h, table), {"table": jnp.where(sample.selected, h, table)}
+    return correct_by_table(sample, h, table), {"table": jnp.where(sample.selected, h, table)}
 
 
 def _svrg_step(
@@ -44,7 +44,7 @@ def _svrg_rule(sample: Sample, *, period: Scalar) -> tuple[Any, ...]:
     h = sample.slope(sample.fields)
     is_snapshot = jnp.asarray(sample.number) % jnp.asarray(period).astype(jnp.int64) == 0
     table = jnp.where(is_snapshot, h, sample.memory["table"])
-    return _corrected(sample, h, table), {"table": table}
+    return correct_by_table(sample, h, table), {"table": table}
 
 
 @maker
