@@ -178,7 +178,7 @@ def assert_close_to(result, expected, errors):
     z = (limits - expected) / np.hypot(own, errors)
     assert np.all(np.abs(z) < Z), (limits, z)
     # The errors are small enough for a comparison.
-    assert np.all(own <= 0.1 * np.abs(expected)), own
+    assert np.all(own <= np.maximum(0.1 * np.abs(expected), 3 * np.asarray(errors))), own
 
 
 def test_limit_of_momentum_has_the_closed_means():
