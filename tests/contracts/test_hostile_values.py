@@ -847,7 +847,7 @@ def test_hostile_values(name, tmp_path, monkeypatch):
     # compile_cache(None) uses the folder of this variable
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "cache"))
     sgd.save(result(), "saved.nc")
-    Path("rates.csv").write_text("step,lr\n0,0.1\n10,0.2\n")
+    Path("rates.csv").write_text("step,lr\n0,0.1\n10,0.2\n", encoding="utf-8")
     function, valid = CALLS[name]
     if name not in NEEDS_A_RESULT:
         # otherwise no call would reach the check of another argument

@@ -59,6 +59,7 @@ from sgdynamics.simulation.running import (
     AdvanceResult,
     Observation,
     Resources,
+    RunSetting,
     Simulator,
 )
 
@@ -85,19 +86,16 @@ class DirectFixedData(Simulator):
         self,
         problem: Problem,
         algorithm: FixedData,
-        start: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
+        setting: RunSetting[Start],
         passing: MessagePassing | None = None,
         spectral: SpectralStart | None = None,
     ) -> None:
+        start, dimension, block_sizes = setting.start, setting.dimension, setting.block_sizes
+        dtype, shared_data = setting.dtype, setting.shared_data
         if spectral is not None:
             start = random_direction(problem, start)
         self.problem, self.spectral = problem, spectral
-        self.structure, self.seed = problem.structure, seed
+        self.structure, self.seed = problem.structure, setting.seed
         self.stored = np.dtype(dtype)  # of the inputs
         self.dtype = np.dtype(COMPUTATION.get(dtype, dtype))  # of all else
         together = shared_data or jax.default_backend() != "cpu"

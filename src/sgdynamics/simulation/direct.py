@@ -49,6 +49,7 @@ from sgdynamics.simulation.running import (
     Observation,
     Observe,
     Resources,
+    RunSetting,
     Simulator,
     check_resources,
 )
@@ -113,36 +114,20 @@ class DirectSGD(Simulator):
         The problem.
     algorithm : OnePassSGD
         The training algorithm.
-    start : Start
-        Initial condition of the runs.
-    dimension : int
-        Dimension of the inputs.
-    block_sizes : ndarray
-        Dimensions of the covariance blocks.
-    dtype : str, default "float64"
-        Precision of all arrays.
-    seed : int, default 0
-        Seed of the random frames.
+    setting : RunSetting
+        Start, dimension and covariance blocks of the runs, precision, and seed of random frames.
     """
 
     divides_over_devices = True
 
-    def __init__(
-        self,
-        problem: Problem,
-        algorithm: OnePassSGD,
-        start: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
-        dtype: str = "float64",
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, problem: Problem, algorithm: OnePassSGD, setting: RunSetting[Start]) -> None:
+        start, block_sizes = setting.start, setting.block_sizes
         # Simulations need a constant integer (`OnePassSGD.counts`).
         assert isinstance(algorithm.batch, int)
         self.structure = problem.structure
         self.batch = algorithm.batch
         self.law = algorithm.law
-        self.dtype = np.dtype(dtype)
+        self.dtype = np.dtype(setting.dtype)
         cast = partial(np.asarray, dtype=self.dtype)
         self.parameters = jax.tree.map(
             cast, problem.parameters | {"frame": signal_frames(problem, block_sizes)}
@@ -150,12 +135,12 @@ class DirectSGD(Simulator):
         self.algorithm = jax.tree.map(cast, algorithm.parameters)
         if algorithm.stepping is not None:
             self.moves_per_step = algorithm.stepping.moves
-        self.dimension = dimension
+        self.dimension = setting.dimension
         # Before arrays of this dimension are made.
         check_resources(self, start.runs, 0.0)
         self.start: UpdateStart = update_start(algorithm.stepping, start)
         self.rows = np.concatenate(compressed_rows(problem, self.start, block_sizes), axis=-1)
-        self.seed = seed
+        self.seed = setting.seed
         self.edges = (0, *np.cumsum(block_sizes).tolist())
         embedding = place_signals(problem, block_sizes)
         # The axes of the signals stay integers.
