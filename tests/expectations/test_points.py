@@ -1,4 +1,4 @@
-"""Averages over points in parts, slopes along single directions, and halves of mirrored grids."""
+"""Averages over points in batches, slopes along single directions, and halves of mirrored grids."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def assert_equal_to_rounding(values, others):
         np.testing.assert_allclose(value, others[name], rtol=1e-11, atol=1e-13, err_msg=name)
 
 
-def test_parts_of_points_and_single_directions_change_only_the_rounding(monkeypatch):
+def test_batches_of_points_and_single_directions_change_only_the_rounding(monkeypatch):
     problem = sgd.Problem(own_loss, width=3, signals=1)
     quadrature = Quadrature(log2_points=8, replicates=1)
     with jax.enable_x64(True):
         at_once = moments(problem, quadrature, finite=True)
-        # 1024 points in parts of 342, of which the last is filled up
+        # 1024 points in batches of 342, of which the last is filled up
         monkeypatch.setattr(sampled, "POINTS_IN_CACHE", 500)
         assert_equal_to_rounding(moments(problem, quadrature, finite=True), at_once)
         monkeypatch.setattr(sampled, "MOST_UNROLLED", 0)
@@ -106,12 +106,12 @@ def test_risk_nodes_of_attention_are_exact():
     problem = sgd.models.attention(noise=0.3)
     structure = problem.structure
     assert structure.dependence is not None
-    more = replace(structure, dependence=replace(structure.dependence, risk_node_counts=()))
+    of_moments = replace(structure, dependence=replace(structure.dependence, risk_node_counts=()))
     start = sgd.random_start(problem, dimension=50, runs=3, seed=2)
     states = {"M": start.M[:, None], "Q": start.Q[:, None], "a": start.a}
     risks = [
         compute_risks(of, Quadrature(), [problem.parameters], [states], with_errors=False)[0].risk
-        for of in (structure, more)
+        for of in (structure, of_moments)
     ]
     np.testing.assert_allclose(*risks, rtol=1e-13)
 

@@ -228,22 +228,22 @@ def sum_over_points(
     points: Float[Numeric, "n coordinates"],
     weights: Float[Numeric, " n"] | None,
 ) -> Result:
-    """The sum of a function of weighted points; on a CPU in parts that fit into its cache.
+    """The sum of a function of weighted points; on a CPU in batches that fit into its cache.
 
     Values of all points at once would be written to memory and read back by each operation.
     """
     count = len(points)
-    parts = -(-count // POINTS_IN_CACHE)
-    if parts < 2 or jax.default_backend() != "cpu":
+    batches = -(-count // POINTS_IN_CACHE)
+    if batches < 2 or jax.default_backend() != "cpu":
         return evaluate(points, weights)
     weights = jnp.full(count, 1.0 / count, points.dtype) if weights is None else weights
-    size = -(-count // parts)
-    # The last part is filled up with points of weight 0.
-    missing = parts * size - count
+    size = -(-count // batches)
+    # The last batch is filled up with points of weight 0.
+    missing = batches * size - count
     filling = jnp.broadcast_to(points[:1], (missing, *points.shape[1:]))
-    points = jnp.concatenate([points, filling]).reshape(parts, size, *points.shape[1:])
-    weights = jnp.concatenate([weights, jnp.zeros(missing, weights.dtype)]).reshape(parts, size)
-    values = jax.lax.map(lambda part: evaluate(*part), (points, weights))
+    points = jnp.concatenate([points, filling]).reshape(batches, size, *points.shape[1:])
+    weights = jnp.concatenate([weights, jnp.zeros(missing, weights.dtype)]).reshape(batches, size)
+    values = jax.lax.map(lambda batch: evaluate(*batch), (points, weights))
     return jax.tree.map(lambda value: jnp.sum(value, axis=0), values)
 
 
@@ -289,12 +289,9 @@ def mean_slopes(
             # sum_l C_lm E[dh_il/dF_cm], reduced at once
             directions = np.zeros((structure.fields, tokens))
             directions[field, token] = 1.0
-            parts = directions[:p].reshape(shapes[0]), directions[p:].reshape(shapes[1])
             slope = derivative(
-                *(
-                    jnp.broadcast_to(d, (len(f), *d.shape))
-                    for d, f in zip(parts, fields, strict=True)
-                )
+                jnp.broadcast_to(directions[:p].reshape(shapes[0]), students.shape),
+                jnp.broadcast_to(directions[p:].reshape(shapes[1]), signals.shape),
             )
             return jnp.einsum("n,nil,l->i", points.weights, slope, correlation[:, token])
 
