@@ -26,6 +26,8 @@ UPDATES = {
     "dana": lambda: U.dana(0.5, delta=2.0),
     "decay of adam": lambda: U.weight_decay(0.1, of=U.adam(memory=1.0, eps=0.02)),
     "decay of sign": lambda: U.weight_decay(0.1, of=U.sign()),
+    "delayed": lambda: U.delayed(per_dimension=0.1),
+    "delayed by steps": lambda: U.delayed(steps=2),
     "gradient_noise": lambda: U.gradient_noise(0.2),
     "inertia": lambda: U.inertia(0.5, temperature=0.1),
     "momentum": lambda: U.momentum(0.5),
@@ -44,6 +46,9 @@ UPDATES = {
     "row_adam": lambda width=1: U.row_adam(width, memory=1.0, beta=0.8),
     "schedule_free": lambda: U.schedule_free(0.9),
     "sign": lambda: U.sign(),
+    "sparse": lambda: U.sparse(share=0.4),
+    "sparse without feedback": lambda: U.sparse(share=0.4, feedback=False),
+    "sparse per step": lambda: U.sparse(per_step=2.0),
     "state_rate": lambda: U.state_rate(lambda overlaps: 1 / (1 + overlaps.Q[0, 0])),
 }
 LAW = sgd.power_law(1.2, 40, target=0.5, raw=1, bins=2)
@@ -59,7 +64,8 @@ CALLS = {
     "exact": partial(sgd.simulate, runs=2, seed=1),
     "direct": partial(sgd.simulate, runs=2, seed=1, method="direct"),
 }
-COORDINATEWISE = ("adagrad", "adam", "decay of adam", "decay of sign", "rmsprop", "sign")
+SPARSE = ("sparse", "sparse without feedback", "sparse per step")
+COORDINATEWISE = ("adagrad", "adam", "decay of adam", "decay of sign", "rmsprop", "sign", *SPARSE)
 WITHOUT_ODE = ("fast muon", "sam of a radius")
 
 

@@ -311,6 +311,8 @@ class OnePassSGD:
             return static
         if self.update is None:
             return (*static, "temperature")
+        if self.law.delays:
+            return (*static, "delayed update")
         return (*static, "coordinatewise update" if self.law.coordinatewise else "other update")
 
     @property

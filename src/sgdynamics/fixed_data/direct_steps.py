@@ -19,7 +19,11 @@ from sgdynamics.algorithms.fixed_data import (
     thermal_noise_scale,
 )
 from sgdynamics.algorithms.one_pass import Stride
-from sgdynamics.algorithms.updates.gradient_source import GradientSource
+from sgdynamics.algorithms.updates.gradient_source import (
+    GradientSource,
+    draw_order,
+    select_coordinates,
+)
 from sgdynamics.algorithms.updates.law import Law
 from sgdynamics.base.arrays import (
     BoolScalar,
@@ -620,6 +624,10 @@ class DataGradients(GradientSource):
         key = jax.random.fold_in(self.key, 5)
         normals = jax.random.normal(key, (p, d), self.parameters["weight_decay"].dtype)
         return normals / np.sqrt(d)
+
+    def select(self, rows: Numeric, share: Scalar | None, count: Scalar | None) -> Numeric:
+        order = draw_order(jax.random.fold_in(self.key, 5), rows.shape[1], rows.dtype)
+        return select_coordinates(order, rows, share, count)
 
     def overlaps(self, rows: Numeric) -> LossOverlaps:
         M, Q = direct_overlaps(

@@ -20,7 +20,7 @@ from sgdynamics.algorithms.updates.gradient_source import (
 from sgdynamics.algorithms.updates.law import count_row_sets
 from sgdynamics.algorithms.updates.update import Update
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numeric
+from sgdynamics.base.arrays import Numeric, Scalar
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.precision import float64
 from sgdynamics.problems.moves import BlockOverlaps, LossOverlaps
@@ -78,6 +78,9 @@ class _TrialSource(GradientSource):
 
     def noise(self) -> Numeric:
         return jnp.zeros((self.structure.width, COLUMNS))
+
+    def select(self, rows: Numeric, share: Scalar | None, count: Scalar | None) -> Numeric:
+        return rows
 
     def overlaps(self, rows: Numeric) -> LossOverlaps:
         p, K, blocks = self.structure.width, self.structure.signals, self.structure.blocks

@@ -13,6 +13,8 @@ after every move. The clock is that of plain SGD: a step is one batch, and t = l
 
 from sgdynamics.algorithms.updates.adaptive import adagrad, adagrad_norm, adam, rmsprop, sign
 from sgdynamics.algorithms.updates.additions import gradient_noise, weight_decay
+from sgdynamics.algorithms.updates.compression import sparse
+from sgdynamics.algorithms.updates.delays import delayed
 from sgdynamics.algorithms.updates.inertia import inertia
 from sgdynamics.algorithms.updates.momentum import (
     average,
@@ -37,6 +39,7 @@ __all__ = [
     "average",
     "clipped",
     "dana",
+    "delayed",
     "gradient_noise",
     "inertia",
     "maker",
@@ -52,6 +55,7 @@ __all__ = [
     "sam",
     "schedule_free",
     "sign",
+    "sparse",
     "state_rate",
     "weight_decay",
 ]

@@ -40,6 +40,9 @@ def _validate_inner(of: Update | Mapping[str, Any] | None) -> Update:
             of,
             "Pass another update, such as sgd.updates.momentum(0.9), or omit it for plain steps.",
         )
+    if of.law.delays:
+        fix = "delayed gradients have no additions. Set weight_decay in the problem."
+        raise checks.reject("of", of, fix)
     return of
 
 
@@ -232,7 +235,8 @@ def thermal(temperature: Schedule | float, of: Update | None) -> Update:
     This is one-pass Langevin dynamics.
     """
     inner = PLAIN if of is None else of
-    if inner.law.coordinatewise or inner.law.noise or inner.law.iterate != "weights":
+    has_own_draws = inner.law.coordinatewise or inner.law.noise or inner.law.delays
+    if has_own_draws or inner.law.iterate != "weights":
         raise checks.reject(
             "temperature",
             temperature,

@@ -64,6 +64,10 @@ class Law:
         Whether the weights may be constrained to the sphere.
     noise : bool
         Whether the step draws ``gradient.noise()``.
+    selects : bool
+        Whether the step calls ``gradient.select``, once, for a random set of coordinates.
+    delays : bool
+        Whether the gradient is that of earlier weights, of which the step knows nothing.
     coordinatewise : bool
         Whether the step acts on each coordinate of the input space separately.
     axes : bool
@@ -112,6 +116,8 @@ class Law:
     trains_head: bool = True
     allows_sphere: bool = True
     noise: bool = False
+    selects: bool = False
+    delays: bool = False
     coordinatewise: bool = False
     axes: bool = False
     jumps: bool = False
@@ -150,6 +156,9 @@ SYMBOLS = {
     "times": "k",
     "radius": "r",
     "reach": r"\varrho",
+    "share": "q",
+    "per_step": "k",
+    "per_dimension": r"\tau",
 }
 
 
