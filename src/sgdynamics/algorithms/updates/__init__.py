@@ -25,6 +25,7 @@ from sgdynamics.algorithms.updates.momentum import (
 from sgdynamics.algorithms.updates.muon import muon
 from sgdynamics.algorithms.updates.own import own
 from sgdynamics.algorithms.updates.row_adam import row_adam
+from sgdynamics.algorithms.updates.separate import separate
 from sgdynamics.algorithms.updates.state_rate import state_rate
 from sgdynamics.algorithms.updates.step_length import clipped, normalised, reuse, sam
 from sgdynamics.algorithms.updates.update import Update, maker
@@ -51,6 +52,7 @@ __all__ = [
     "row_adam",
     "sam",
     "schedule_free",
+    "separate",
     "sign",
     "state_rate",
     "weight_decay",
