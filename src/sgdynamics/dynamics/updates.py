@@ -166,7 +166,11 @@ class UpdateDynamics(FieldDynamics):
             largest_variance = float(np.abs(initial_state.Q_blocks).sum(axis=1).max())
             fine = min(max(1.0, np.sqrt(largest_variance)), FINEST)
             quiet = sums_noise or self._is_noiseless()
-            replicates = field_points(structure, algorithm.batch, reads, quiet=quiet, fine=fine)
+            # The signs of the gradient of a head jump where its derivative by the head vanishes.
+            jumps = law.jumps and structure.trained
+            replicates = field_points(
+                structure, algorithm.batch, reads, quiet=quiet, fine=fine, jumps=jumps
+            )
         points = integration_points(algorithm, clock)
         case = Case(field, replicates, shared, states, points, {})
         if not law.scales:

@@ -124,9 +124,9 @@ class _SeparateStep:
         def widen(vector: Numeric) -> Numeric:
             return gradient.join_head(empty, vector)
 
-        head_step = jnp.zeros_like(entries)
+        head_step, by_leaf = jnp.zeros_like(entries), len(self.heads) > 1
         for (key, law), mask in zip(self.heads, self._masks(gradient), strict=True):
-            hyperparameters = (head or {}) if key == ALL else (head or {}).get(key, {})
+            hyperparameters = (head or {}).get(key, {}) if by_leaf else head or {}
             names = (*law.rows, *law.squares)
             of_head = {name: widen(state[_vector_name(key, name)]) for name in names}
             of_head |= {name: state[_vector_name(key, name)] for name in law.scalars}
