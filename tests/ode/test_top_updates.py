@@ -61,7 +61,7 @@ def test_muon_and_adam_by_leaf():
     def rate(alpha, state):
         dM, dQ = flow_of_rows(state)
         _, _, _, g, squares = means(state)
-        V, b = state[6:10].reshape(2, 2), state[12]
+        V = state[6:10].reshape(2, 2)
         velocity, average = state[13:17].reshape(2, 2), state[17:19]
         left, _, right = np.linalg.svd(velocity)
         corrected = average / -np.expm1(-2.0 * alpha)

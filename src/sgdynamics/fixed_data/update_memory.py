@@ -92,9 +92,7 @@ def split(
     """Weights, head and memory; `shape` is that of a row."""
     rows = state.rows.reshape(-1, *shape)
     scalars = tuple(jnp.asarray(scalar) for scalar in state.scalars)
-    memory = UpdateMemory(
-        rows[p:], state.head[head_size:], scalars, state.squares, state.vectors
-    )
+    memory = UpdateMemory(rows[p:], state.head[head_size:], scalars, state.squares, state.vectors)
     return rows[:p], state.head[:head_size], memory
 
 

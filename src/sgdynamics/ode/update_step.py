@@ -281,7 +281,11 @@ def _linear_rates(inputs: StepInputs) -> dict[str, Numeric]:
 
 
 def _with_stationary_vectors(
-    law: Law, hyperparameters: Parameters, state: Rows, batch: GradientSource, settings: StepSettings
+    law: Law,
+    hyperparameters: Parameters,
+    state: Rows,
+    batch: GradientSource,
+    settings: StepSettings,
 ) -> Rows:
     """Return the state with the fast vectors over the head at their stationary point.
 
@@ -299,11 +303,11 @@ def _with_stationary_vectors(
         moved = state._replace(vectors=vectors)
         return increments(law, hyperparameters, moved, batch, settings).vectors
 
-    at_zero, at_one = changes(0.0), changes(1.0)
+    at_zero, at_unity = changes(0.0), changes(1.0)
     stationary = tuple(
         -constant / (change - constant) if fast else vector
         for vector, fast, constant, change in zip(
-            state.vectors, is_fast, at_zero, at_one, strict=True
+            state.vectors, is_fast, at_zero, at_unity, strict=True
         )
     )
     return state._replace(vectors=stationary)

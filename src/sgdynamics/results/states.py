@@ -115,10 +115,10 @@ def _read_update_state(point: xr.Dataset, start: Start) -> AuxiliaryState | None
     vectors = None
     if "update_vectors" in point:
         vectors = _read_variable(point, "update_vectors", ("run", "update_vector", "head_entry"))
-    more = (scalars, squares, vectors, names("update_vector"))
+    memory = (scalars, squares, vectors, names("update_vector"))
     if "rows_a" not in point:
         rows = (start.M_blocks, start.Q_blocks, start.a)
-        return AuxiliaryState(((), *variable_names), *rows, *more)
+        return AuxiliaryState(((), *variable_names), *rows, *memory)
     # The first set of rows are the weights; the name of a set is repeated for each unit.
     sets = tuple(str(name) for name in point["row_set"].values[width::width])
     M = _read_variable(point, f"rows_M{suffix}", ("run", *blocks, "set_row", "signal"))
@@ -127,7 +127,7 @@ def _read_update_state(point: xr.Dataset, start: Start) -> AuxiliaryState | None
     entry = "set_entry" if "set_entry" in point["rows_a"].dims else "set_row"
     a = _read_variable(point, "rows_a", ("run", entry))
     M, Q = (M, Q) if is_blockwise else (M[:, None], Q[:, None])
-    return AuxiliaryState((sets, *variable_names), M, Q, a, *more)
+    return AuxiliaryState((sets, *variable_names), M, Q, a, *memory)
 
 
 def _read_states(

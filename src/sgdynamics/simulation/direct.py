@@ -153,9 +153,7 @@ class DirectSGD(Simulator):
         self.dimension = dimension
         # Before arrays of this dimension are made.
         check_resources(self, start.runs, 0.0)
-        self.start: UpdateStart = update_start(
-            algorithm.stepping, start, self.structure.trained
-        )
+        self.start: UpdateStart = update_start(algorithm.stepping, start, self.structure.trained)
         self.rows = np.concatenate(compressed_rows(problem, self.start, block_sizes), axis=-1)
         self.seed = seed
         self.edges = (0, *np.cumsum(block_sizes).tolist())

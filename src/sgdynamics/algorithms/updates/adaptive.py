@@ -111,7 +111,8 @@ def sign(axes: bool = False) -> Update:
     Notes
     -----
     The update acts coordinatewise, so it has an ODE and direct simulations but no exact chain. Each
-    entry of a trained head or top moves by head_rate lr/D against its sign. Source: Bernstein et al. 2018.
+    entry of a trained head or top moves by head_rate lr/D against its sign. Source: Bernstein et
+    al. 2018.
 
     Examples
     --------
@@ -336,7 +337,8 @@ def rmsprop(memory: float, eps: float) -> Update:
     Notes
     -----
     The update acts coordinatewise, so it has an ODE and direct simulations but no exact chain. A
-    trained head or top moves entry by entry in the same way. Source: Tieleman and Hinton 2012, lecture 6.5.
+    trained head or top moves entry by entry in the same way. Source: Tieleman and Hinton 2012,
+    lecture 6.5.
 
     Examples
     --------
@@ -406,7 +408,8 @@ def adagrad(start: float, eps: float = 0.0) -> Update:
     Notes
     -----
     The update acts coordinatewise, so it has an ODE and direct simulations but no exact chain. A
-    trained head or top moves entry by entry in the same way, from S = start. Source: Duchi, Hazan and Singer 2011.
+    trained head or top moves entry by entry in the same way, from S = start. Source: Duchi, Hazan
+    and Singer 2011.
 
     Examples
     --------

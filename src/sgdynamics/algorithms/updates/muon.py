@@ -108,7 +108,7 @@ class _MuonStep:
         return {"weights": step, "velocity": V - state["velocity"]}
 
     def _move(
-        self, gradient: Gradient, V: Float[Numeric, "p columns"], size: Numeric, head_size: Numeric
+        self, gradient: Gradient, V: Float[Numeric, "p columns"], size: Scalar, head_size: Scalar
     ) -> Numeric:
         """Return the steps against the polar factors of the rows and of each leaf of the top."""
         factor = newton_schulz_of if self.newton_schulz else polar

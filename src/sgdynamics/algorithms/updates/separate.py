@@ -169,13 +169,13 @@ class _SeparateStep:
     def _masks(self, gradient: Gradient) -> list[np.ndarray]:
         """Return which entries of the head each update moves, as 0 and 1."""
         top, size = gradient.setting.structure.top, gradient.head.shape[0]
-        rest, masks = np.ones(size), {}
+        unclaimed, masks = np.ones(size), {}
         for key, _ in self.heads:
             if key != ALL:
                 assert top is not None
                 masks[key] = np.asarray(top.expand("head", {key: 1.0}, 0.0))
-                rest = rest * (1 - masks[key])
-        return [rest if key == ALL else masks[key] for key, _ in self.heads]
+                unclaimed = unclaimed * (1 - masks[key])
+        return [unclaimed if key == ALL else masks[key] for key, _ in self.heads]
 
 
 @maker
@@ -220,23 +220,23 @@ def separate(
     >>> sgd.updates.separate(rows=sgd.updates.momentum(0.9), head=sgd.updates.adam(4.0, eps=0.1))
     separate(rows=momentum(beta=0.9), head=adam(memory=4, eps=0.1, weight_decay=0, beta=0.9))
     """
-    of_rows = _validate_part("rows", rows)
+    of_rows = _validate_member("rows", rows)
     if isinstance(head, Mapping) and "kind" not in head:
-        parts = {str(key): _validate_part("head", update) for key, update in head.items()}
-        heads = (*((key, update.law) for key, update in parts.items()), (ALL, PLAIN.law))
+        of_head: Any = {str(key): _validate_member("head", update) for key, update in head.items()}
+        heads = (*((key, update.law) for key, update in of_head.items()), (ALL, PLAIN.law))
     else:
-        parts = _validate_part("head", head)
-        heads = ((ALL, parts.law),)
+        of_head = _validate_member("head", head)
+        heads = ((ALL, of_head.law),)
     laws, row_law = [law for _, law in heads], of_rows.law
     names = [(key, name) for key, law in heads for name in (*law.rows, *law.squares)]
     fast = [
         _vector_name(key, name) for key, law in heads if law.memory == "fast" for name in law.rows
     ]
-    linear = all(part.linear for part in (row_law, *laws))
+    linear = all(member.linear for member in (row_law, *laws))
     memory = row_law.memory
     if memory == "none" and any(law.memory != "none" for law in laws):
         memory = "slow"
-    reasons = [part.no_limit for part in (row_law, *laws) if part.no_limit]
+    reasons = [member.no_limit for member in (row_law, *laws) if member.no_limit]
     if fast and not linear:
         reasons.append(NONLINEAR_FAST)
     law = replace(
@@ -252,31 +252,35 @@ def separate(
         leaves=tuple(key for key, _ in heads if key != ALL),
         memory=memory,
         linear=linear,
-        rereads=any(part.rereads for part in (row_law, *laws)),
+        rereads=any(member.rereads for member in (row_law, *laws)),
         decay_inside=True,
         trains_head=True,
-        jumps=any(part.jumps for part in (row_law, *laws)) and not row_law.bends,
+        jumps=any(member.jumps for member in (row_law, *laws)) and not row_law.bends,
         bends="",
         no_limit=reasons[0] if reasons else "",
-        scales=all(part.scales for part in (row_law, *laws)),
+        scales=all(member.scales for member in (row_law, *laws)),
         averaging=(),
         equations=(
             *row_law.equations,
-            *(rf"\text{{{key or 'head'}: }} {line}" for key, law in heads for line in law.equations),
+            *(
+                rf"\text{{{key or 'head'}: }} {line}"
+                for key, law in heads
+                for line in law.equations
+            ),
         ),
         image="",
         equivalent_rate="",
     )
-    parts_by_name: dict[str, Any] = {} if rows is None else {"rows": of_rows}
+    updates: dict[str, Any] = {} if rows is None else {"rows": of_rows}
     if head is not None:
-        parts_by_name["head"] = parts
-    return Update(law, parts_by_name)
+        updates["head"] = of_head
+    return Update(law, updates)
 
 
-def _validate_part(argument: str, update: Any) -> Update:
+def _validate_member(argument: str, update: Any) -> Update:
     """Return an update that can be that of a part of the network."""
-    part = validate_inner(update, argument)
-    law, reason = part.law, ""
+    valid_update = validate_inner(update, argument)
+    law, reason = valid_update.law, ""
     if law.iterate != "weights":
         reason = "averages of iterates apply to the whole network. Use an update of the weights."
     elif law.initial_values:
@@ -289,4 +293,4 @@ def _validate_part(argument: str, update: Any) -> Update:
         reason = "this update does not train a head. Use adam, for example."
     if reason:
         raise checks.reject(argument, update, reason)
-    return part
+    return valid_update

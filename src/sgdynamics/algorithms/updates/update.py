@@ -90,7 +90,7 @@ class Update:
     @property
     def parameters(self) -> dict[str, Any]:
         """Hyperparameters as a dictionary that JAX can trace."""
-        return {name: _traced(value) for name, value in self.numbers.items()}
+        return {name: trace_hyperparameter(value) for name, value in self.numbers.items()}
 
     @property
     def inner_updates(self) -> list[Update]:
@@ -196,12 +196,12 @@ class Update:
         return MAKERS[self.kind](**{**arguments, **changes}) if changes else self
 
 
-def _traced(value: Any) -> Any:
+def trace_hyperparameter(value: Any) -> Any:
     """Return a hyperparameter, or those of an inner update, as JAX traces them."""
     if isinstance(value, Update):
         return value.parameters
     if isinstance(value, Mapping):
-        return {name: _traced(inner) for name, inner in value.items()}
+        return {name: trace_hyperparameter(inner) for name, inner in value.items()}
     return pytrees.to_float64(value)
 
 
