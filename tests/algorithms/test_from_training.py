@@ -487,10 +487,10 @@ def test_trainings_without_a_counterpart_raise(convert_network, message):
         convert_network()
 
 
-def test_from_torch_raises_for_a_head_that_the_optimiser_cannot_train():
+def test_from_torch_reads_the_rate_of_a_head_under_adam():
     adam = nn.optimiser("Adam", *({"params": [], "lr": lr, **ADAM} for lr in (0.1, 0.2)))
-    with pytest.raises(ValueError, match=r"optimiser = 'Adam'.*trained head"):
-        sgd.from_torch(adam, dimension=100)
+    algorithm = sgd.from_torch(adam, dimension=100)
+    assert (algorithm.lr, algorithm.head_rate) == pytest.approx((10.0, 2.0))
 
 
 @pytest.mark.slow
