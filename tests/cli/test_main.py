@@ -750,11 +750,11 @@ def test_methods_are_announced_on_a_terminal(monkeypatch, capsys):
     """A first call compiles for seconds to a minute before its progress bar moves."""
     for is_terminal, quiet, lines in ((True, False, 2), (True, True, 0), (False, False, 0)):
         monkeypatch.setattr(sys.stderr, "isatty", lambda answer=is_terminal: answer)
-        with main._announced("ode", quiet):
+        with main._announce("ode", quiet):
             pass
         printed = capsys.readouterr().err.splitlines()
         assert len(printed) == lines
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    with main._announced("ode", quiet=False):
+    with main._announce("ode", quiet=False):
         assert capsys.readouterr().err.startswith("ode: started")
     assert re.fullmatch(r"ode: done after \d+\.\d s\n", capsys.readouterr().err)

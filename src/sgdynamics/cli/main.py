@@ -91,7 +91,7 @@ def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 @contextmanager
-def _announced(method: str, quiet: bool) -> Iterator[None]:
+def _announce(method: str, quiet: bool) -> Iterator[None]:
     """Report on a terminal that a method has started, and how long it took."""
     if quiet or not sys.stderr.isatty():
         yield
@@ -195,7 +195,7 @@ def run(
     results = {}
     for plan in plans:
         for method in plan.calls:
-            with _announced(method, quiet):
+            with _announce(method, quiet):
                 results[method] = problem_files.solve(plan, method, False if quiet else None)
     files = [save(results, out / f"{name}.nc")]
     if extensions:
@@ -272,7 +272,7 @@ def exit_time(file: File, json_: Json = False, quiet: Quiet = False) -> None:
     progress = False if quiet else None
     answers = []
     for method, arguments in calls.items():
-        with _announced(f"exit time, {method}", quiet):
+        with _announce(f"exit time, {method}", quiet):
             answer = exit_times.exit_time(problem, algorithm, start, progress=progress, **arguments)
         answers.append(answer)
     _show({"exit_times": [exit_row(answer) for answer in answers]}, json_, print_exits)
@@ -291,7 +291,7 @@ def hessian(file: File, json_: Json = False) -> None:
     from sgdynamics.cli.tables import print_hessian
 
     problem, start, arguments = problem_files.hessian_call(problem_files.read(file))
-    with _announced("Hessian", quiet=False):
+    with _announce("Hessian", quiet=False):
         spectrum = hessian_spectrum(problem, start, **arguments)
     _show(hessian_summary(spectrum), json_, print_hessian)
 
