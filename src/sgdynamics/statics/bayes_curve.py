@@ -20,8 +20,8 @@ from jaxtyping import Float
 from numpy.polynomial import chebyshev
 
 from sgdynamics.base.progress import warn
+from sgdynamics.base.roots import find_minimum, find_root
 from sgdynamics.statics.channel import Channel, Information, channel_of
-from sgdynamics.statics.roots import find_minimum, find_root
 from sgdynamics.statics.setup import Setup
 
 # Numbers of Chebyshev nodes that are tried in turn, and the relative error that is enough. Each

@@ -32,6 +32,7 @@ from sgdynamics.problems.likelihoods import (
     SignalFunction,
     evaluate_on_points,
 )
+from sgdynamics.statics.small_noise import SmallNoise
 
 # Standard deviations up to which Gaussians are integrated; the mass beyond is 2e-21. On grids of z
 # and y it is 8e-11.
@@ -44,9 +45,13 @@ ORDERS = {"fine": (14, 9), "coarse": (10, 7)}
 RESIDUAL_PANELS = 14
 # Below this ratio of sqrt V to the smallest scale of z the label is resolved locally.
 LOCAL = 0.3
+# Noise, relative to the range of f, below which labels have nodes of their own at each om.
+SMALL_NOISE = 0.06
 TINY = 1e-290
 # Ends of panels in the tails of heavy-tailed noise, relative to the reach of the bulk.
 TAIL = np.geomspace(1.0, 1e10, 41)
+# Bisections of a point at which another label becomes the most likely one.
+SWITCH_STEPS = 30
 # Newton steps from a root that is interpolated in a table.
 ROOT_STEPS = 2
 
@@ -100,8 +105,10 @@ class Channel(ABC):
     def errors(self, q: float) -> dict[str, float]:
         """Return the risks of a new sample by name."""
 
-    def om_nodes(self, q: float, resolution: str) -> tuple[np.ndarray, np.ndarray]:
-        """Nodes of om ~ N(0, q) and their weights."""
+    def om_nodes(
+        self, q: float, resolution: str, breaks: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes of om ~ N(0, q) and their weights, on panels with additional ends `breaks`."""
         reach, width = FURTHEST * np.sqrt(q), np.sqrt(max(self.rho - q, 0.0))
         if reach == 0.0:
             return np.zeros(1), np.ones(1)
@@ -109,6 +116,8 @@ class Channel(ABC):
         edges = np.concatenate(
             [np.linspace(-reach, reach, BASE_PANELS + 1), (self.kinks[:, None] + steps).ravel()]
         )
+        if breaks is not None:
+            edges = np.concatenate([edges, breaks])
         edges = np.unique(edges[np.abs(edges) <= reach])
         om, weights = panels(edges, ORDERS[resolution][0])
         return om, weights * normal_density(om / np.sqrt(q)) / np.sqrt(q)
@@ -200,11 +209,8 @@ class OutcomeChannel(Channel):
 
     def errors(self, q: float) -> dict[str, float]:
         """The error 1 - E max_y Z, and the mean squared error of E[y | data] over 2."""
-        om, weights = self.om_nodes(q, "fine")
-        if q >= self.rho:
-            Z = self.likelihood.probabilities(om[:, None])
-        else:
-            Z, _ = self.distributions(om, self.rho - q, "fine")
+        om, weights = self.om_nodes(q, "fine", self._switches(q))
+        Z = self._chances(om, q)
         square = self._mean_square
         mean = weights @ (Z @ self.values) ** 2
         return {
@@ -212,6 +218,24 @@ class OutcomeChannel(Channel):
             "risk": 0.5 * float(weights @ (Z @ self.values**2) - mean),
             "excess_risk": 0.5 * float(square - mean),
         }
+
+    def _chances(self, om: np.ndarray, q: float) -> np.ndarray:
+        """Z for each om and outcome, also at q = rho."""
+        if q >= self.rho:
+            return self.likelihood.probabilities(om[:, None])
+        return self.distributions(om, self.rho - q, "fine")[0]
+
+    def _switches(self, q: float) -> np.ndarray:
+        """Points om at which another label becomes the most likely one, by bisection."""
+        om, _ = self.om_nodes(q, "fine")
+        best = self._chances(om, q).argmax(axis=1)
+        index = np.flatnonzero(best[1:] != best[:-1])
+        low, high = om[index], om[index + 1]
+        for _ in range(SWITCH_STEPS if len(index) else 0):
+            middle = (low + high) / 2
+            is_low = self._chances(middle, q).argmax(axis=1) == best[index]
+            low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
+        return (low + high) / 2
 
     @cached_property
     def _mean_square(self) -> float:
@@ -312,12 +336,20 @@ class NoisyChannel(AdditiveChannel):
         # the distance in z over which the law of y changes, at each z
         z = np.linspace(-self.f.reach, self.f.reach, 2001)
         self.grid, self.slopes = z, np.abs(np.nan_to_num(self.f.slope(z)))
+        self.range = np.ptp(self.f(z[np.abs(z) < 3 * np.sqrt(rho)]))
         self.scale = self.sigma / max(1e-12, float(np.max(self.slopes[np.abs(z) < 6])))
 
     def information(self, q: float, resolution: str = "fine") -> Information:
+        if self.law.noise_law is None and self.sigma < SMALL_NOISE * self.range:
+            return Information(*self._small_noise.moments(q, resolution))
         width = np.sqrt(self.rho - q)
         local = width < LOCAL * self.scale
         return self._local(q, resolution) if local else self._global(q, resolution)
+
+    @cached_property
+    def _small_noise(self) -> SmallNoise:
+        """The integrals for noise that is much smaller than the range of f."""
+        return SmallNoise(self, NoiselessChannel(self.likelihood, self.rho))
 
     def density(self, x: np.ndarray) -> np.ndarray:
         """Density of the noise at sigma x, times sigma."""
@@ -435,7 +467,7 @@ class NoiselessChannel(AdditiveChannel):
         return zeros
 
     @cached_property
-    def _tables(self) -> list[tuple[np.ndarray, np.ndarray] | None]:
+    def tables(self) -> list[tuple[np.ndarray, np.ndarray] | None]:
         """Points and increasing values of f on each monotone piece; None for a flat piece."""
         tables: list[tuple[np.ndarray, np.ndarray] | None] = []
         u = 0.5 * (1 - np.cos(np.pi * np.linspace(0, 1, 2001)))
@@ -447,7 +479,7 @@ class NoiselessChannel(AdditiveChannel):
 
     def _roots(self, piece: int, y: np.ndarray) -> np.ndarray:
         """The root of f(z) = y in a monotone piece; NaN where there is none."""
-        table = self._tables[piece]
+        table = self.tables[piece]
         assert table is not None
         z, values = table
         rising = values[-1] > values[0]
