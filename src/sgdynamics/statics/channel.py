@@ -41,12 +41,12 @@ BASE_PANELS = 12
 # Distances from a kink at which panels end, in units of sqrt V.
 DISTANCES = np.array([0.5, 1.0, 2.0, 4.0, 8.0, 20.0, 50.0, 200.0])
 # Nodes per panel of om, and of the residual (z - om)/sqrt V, at the fine and the coarse resolution.
-ORDERS = {"fine": (14, 9), "coarse": (10, 7)}
-RESIDUAL_PANELS = 14
+ORDERS = {"fine": (14, 9), "coarse": (11, 7)}
+RESIDUAL_PANELS, LOCAL_PANELS = 14, 6
 # Below this ratio of sqrt V to the smallest scale of z the label is resolved locally.
 LOCAL = 0.3
-# Noise, relative to the range of f, below which labels have nodes of their own at each om.
-SMALL_NOISE = 0.06
+# Panels of z from which labels have nodes of their own at each om.
+LARGEST_GRID = 500.0
 TINY = 1e-290
 # Ends of panels in the tails of heavy-tailed noise, relative to the reach of the bulk.
 TAIL = np.geomspace(1.0, 1e10, 41)
@@ -90,12 +90,15 @@ class Channel(ABC):
         Whether J grows as V^(-1/2) for V -> 0, as for outcomes that jump.
     end : float
         Limit r of V J for V -> 0, which is positive without noise.
+    offset : float
+        With additive noise J grows as 1/(V + offset rho), up to V of this order.
     """
 
     rho: float
     kinks: np.ndarray
     jumps: bool
     end: float
+    offset: float = 0.0
 
     @abstractmethod
     def information(self, q: float, resolution: str = "fine") -> Information:
@@ -123,10 +126,15 @@ class Channel(ABC):
         return om, weights * normal_density(om / np.sqrt(q)) / np.sqrt(q)
 
     def residual_nodes(
-        self, om: np.ndarray, width: float, resolution: str, breaks: np.ndarray | None = None
+        self,
+        om: np.ndarray,
+        width: float,
+        resolution: str,
+        breaks: np.ndarray | None = None,
+        count: int = RESIDUAL_PANELS,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Nodes eta of z = om + width eta for each om, and weights with the normal density."""
-        base = np.linspace(-FURTHEST, FURTHEST, RESIDUAL_PANELS + 1)
+        base = np.linspace(-FURTHEST, FURTHEST, count + 1)
         edges = np.broadcast_to(base, (len(om), len(base)))
         breaks = self.kinks if breaks is None else breaks
         if len(breaks):
@@ -336,15 +344,24 @@ class NoisyChannel(AdditiveChannel):
         # the distance in z over which the law of y changes, at each z
         z = np.linspace(-self.f.reach, self.f.reach, 2001)
         self.grid, self.slopes = z, np.abs(np.nan_to_num(self.f.slope(z)))
-        self.range = np.ptp(self.f(z[np.abs(z) < 3 * np.sqrt(rho)]))
+        density = normal_density(z / np.sqrt(rho))
+        mean_square = float(np.sum(density * self.slopes**2) / np.sum(density))
+        self.offset = self.sigma**2 / max(mean_square * rho, 1e-12)
         self.scale = self.sigma / max(1e-12, float(np.max(self.slopes[np.abs(z) < 6])))
 
     def information(self, q: float, resolution: str = "fine") -> Information:
-        if self.law.noise_law is None and self.sigma < SMALL_NOISE * self.range:
-            return Information(*self._small_noise.moments(q, resolution))
         width = np.sqrt(self.rho - q)
-        local = width < LOCAL * self.scale
-        return self._local(q, resolution) if local else self._global(q, resolution)
+        if width < LOCAL * self.scale:
+            return self._local(q, resolution)
+        if self.law.noise_law is None and self._grid_size(width) > LARGEST_GRID:
+            return Information(*self._small_noise.moments(q, resolution))
+        return self._global(q, resolution)
+
+    def _grid_size(self, width: float) -> float:
+        """Estimate the number of panels of z in the grid for all om."""
+        is_bulk = np.abs(self.grid) < GRID_REACH * np.sqrt(self.rho)
+        lengths = 2.0 * np.minimum(width, self.sigma / np.maximum(self.slopes[is_bulk], 1e-12))
+        return float(np.sum(1.0 / lengths) * (self.grid[1] - self.grid[0]))
 
     @cached_property
     def _small_noise(self) -> SmallNoise:
@@ -362,7 +379,7 @@ class NoisyChannel(AdditiveChannel):
         """Labels y = f(om) + spread u with nodes u of their own at each om."""
         om, weights = self.om_nodes(q, resolution)
         width, sigma = np.sqrt(self.rho - q), self.sigma
-        eta, inner = self.residual_nodes(om, width, resolution)
+        eta, inner = self.residual_nodes(om, width, resolution, count=LOCAL_PANELS)
         means = self.f(om[:, None] + width * eta)
         reach = np.max(np.abs(means - self.f(om)[:, None]) * (np.abs(eta) < 9), axis=1)
         edges = np.linspace(-1.0, 1.0, 9)
@@ -393,13 +410,21 @@ class NoisyChannel(AdditiveChannel):
         z, dz = panels(self._z_edges(width), order)
         means = self.f(z)
         y, dy = panels(self._y_edges(means), order)
-        law = self.density((y - means[:, None]) / sigma) / sigma
         x = (z - om[:, None]) / width
         posterior = normal_density(x) * dz / width
-        Z, dZ = posterior @ law, (posterior * x) @ law / width
-        return Information(
-            float(weights @ square_over(dZ, Z) @ dy), float(weights @ entropy_term(Z) @ dy)
-        )
+        slopes = posterior * x / width
+        # Gaussian noise has no tails: only signals whose labels are near
+        is_gaussian = self.law.noise_law is None
+        count = max(1, int(np.ptp(y) / (8 * sigma))) if is_gaussian else 1
+        reach = 8.5 * sigma if is_gaussian else np.inf
+        J = psi = 0.0
+        for part in np.array_split(np.arange(len(y)), count):
+            is_near = (means > y[part[0]] - reach) & (means < y[part[-1]] + reach)
+            law = self.density((y[part] - means[is_near, None]) / sigma) / sigma
+            Z, dZ = posterior[:, is_near] @ law, slopes[:, is_near] @ law
+            J += float(weights @ square_over(dZ, Z) @ dy[part])
+            psi += float(weights @ entropy_term(Z) @ dy[part])
+        return Information(J, psi)
 
     def _z_edges(self, width: float) -> np.ndarray:
         """Panels of z, not longer than the scales of the posterior and of the law of y."""

@@ -11,6 +11,7 @@ are not negligible. The number of nodes depends neither on the noise nor on V.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,24 +25,26 @@ if TYPE_CHECKING:
     from sgdynamics.statics.channel import NoiselessChannel, NoisyChannel
 
 # Standard deviations of the noise and of the posterior up to which labels and z are integrated.
-REACH = 6.5
+REACH = 7.0
 # Ends of panels of z whose images are ends of panels of y, and of panels of y near a singular
 # value of the density of f, in units of sigma.
 IMAGES = np.linspace(-REACH, REACH, 11)
 GRADED = np.concatenate([[0.7, 1.5, 2.5, 4.0], 6.5 * 1.7 ** np.arange(24)])
 ENDS = np.array([0.0, 1.5, 3.0, 4.75, REACH])
-# Gauss-Legendre nodes of y on a panel and of z on an interval: two Gaussians, each cut at REACH,
-# have a product whose width is at least 1/18 of the interval.
+INWARD = 1.5 * 3.0 ** np.arange(13)
+# Panels of z, in units of sqrt V, and Gauss-Legendre nodes of y on a panel and of z on the part of
+# a panel where y is near f(z): at most 15 standard deviations of the integrand.
+SIGNAL_PANELS = np.linspace(-REACH, REACH, 5)
 LABEL_NODES = {"fine": 9, "coarse": 7}
-SIGNAL_NODES = {"fine": 34, "coarse": 28}
+SIGNAL_NODES = {"fine": 24, "coarse": 20}
 CHUNK = 1 << 14
+# Ends of panels of om near a kink or an extremum, in units of sqrt V.
+OM_DISTANCES = np.concatenate([-np.geomspace(0.5, 256.0, 10), [0.0], np.geomspace(0.5, 256.0, 10)])
 
 
 class Piece(NamedTuple):
-    """A monotone piece of f: its ends, and a table of z with increasing values of f."""
+    """A monotone piece of f: a table of z with increasing values of f."""
 
-    low: float
-    high: float
     values: Float[np.ndarray, " n"]
     z: Float[np.ndarray, " n"]
     is_rising: bool
@@ -64,8 +67,10 @@ class SmallNoise:
 
     def moments(self, q: float, resolution: str) -> tuple[float, float]:
         """Return J = E g^2 and Psi."""
-        om, weights = self.channel.om_nodes(q, resolution)
         width = np.sqrt(self.channel.rho - q)
+        # the sign of f' changes at extrema, which are no kinks of the law
+        turns = self.noiseless.breaks[:, None] + width * OM_DISTANCES
+        om, weights = self.channel.om_nodes(q, resolution, turns.ravel())
         edges = self._label_edges(om, width)
         nodes, node_weights = gauss_legendre(LABEL_NODES[resolution])
         lengths = np.diff(edges, axis=1)
@@ -100,7 +105,9 @@ class SmallNoise:
                 high = np.where(is_near, np.maximum(high, value), high)
                 graded = value + sigma * np.concatenate([-GRADED[::-1], [0.0], GRADED])
                 columns.append(np.where(is_near[:, None], graded, low[:, None]))
-        columns += [low[:, None] - sigma * ENDS, high[:, None] + sigma * ENDS]
+        # f may saturate at the ends
+        columns += [low[:, None] - sigma * ENDS, low[:, None] + sigma * INWARD]
+        columns += [high[:, None] + sigma * ENDS, high[:, None] - sigma * INWARD]
         edges = np.concatenate(columns, axis=1)
         bounds = (low - REACH * sigma)[:, None], (high + REACH * sigma)[:, None]
         return np.sort(np.clip(edges, *bounds), axis=1)
@@ -112,22 +119,24 @@ class SmallNoise:
         sigma = self.channel.sigma
         nodes, weights = gauss_legendre(SIGNAL_NODES[resolution])
         Z, dZ = np.zeros_like(om), np.zeros_like(om)
+        shifts = (-REACH * sigma, REACH * sigma)
         for piece in self._pieces():
-            ends = [np.interp(y + shift, piece.values, piece.z) for shift in (-REACH * sigma, REACH * sigma)]
-            below, above = ends if piece.is_rising else ends[::-1]
-            below = np.maximum(below, om - REACH * width)
-            above = np.minimum(above, om + REACH * width)
-            chosen = np.flatnonzero(above > below)
-            if not len(chosen):
-                continue
-            length = (above - below)[chosen, None]
-            z = below[chosen, None] + length * nodes
-            x = (z - om[chosen, None]) / width
-            residual = (y[chosen, None] - self.channel.f(z)) / sigma
-            density = np.exp(-0.5 * (x * x + residual * residual)) * weights
-            scale = length[:, 0] / (2 * np.pi * width * sigma)
-            Z[chosen] += scale * density.sum(axis=1)
-            dZ[chosen] += scale / width * (density * x).sum(axis=1)
+            ends = [np.interp(y + shift, piece.values, piece.z) for shift in shifts]
+            near, far = ends if piece.is_rising else ends[::-1]
+            for left, right in itertools.pairwise(SIGNAL_PANELS):
+                below = np.maximum(near, om + left * width)
+                above = np.minimum(far, om + right * width)
+                chosen = np.flatnonzero(above > below)
+                if not len(chosen):
+                    continue
+                length = (above - below)[chosen, None]
+                z = below[chosen, None] + length * nodes
+                x = (z - om[chosen, None]) / width
+                residual = (y[chosen, None] - self.channel.f(z)) / sigma
+                density = np.exp(-0.5 * (x * x + residual * residual))
+                scale = length[:, 0] / (2 * np.pi * width * sigma)
+                Z[chosen] += scale * (density @ weights)
+                dZ[chosen] += scale / width * ((density * x) @ weights)
         flat = self.noiseless.flat
         for index in np.flatnonzero(flat):
             left, right = (self.noiseless.pieces[index : index + 2][:, None] - om) / width
@@ -153,5 +162,5 @@ class SmallNoise:
                 z, values = table
                 is_rising = bool(values[-1] > values[0])
                 ordered = (values, z) if is_rising else (values[::-1], z[::-1])
-                pieces.append(Piece(float(z[0]), float(z[-1]), *ordered, is_rising))
+                pieces.append(Piece(*ordered, is_rising))
         return pieces
