@@ -4,6 +4,8 @@
     python benchmarks/calls.py "ODE, ReLU"        those whose name contains this
     python benchmarks/calls.py --cache FOLDER     with a persistent compilation cache
     python benchmarks/calls.py --json FILE        also write the table, for the history
+    python benchmarks/calls.py --gpu --seconds 540
+                                                  those of a GPU; no row ends later than this
 
 The first call of a process compiles. Its limit is the time that the compiler takes. The second call
 runs compiled programs. Its limit is the time inside of the loop that does the work: the steps of
@@ -20,7 +22,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +45,7 @@ class Call(NamedTuple):
 
 
 def network(activation: Any, width: int, teachers: int, **options: Any) -> tuple[Any, Any]:
-    """A committee machine and a random start."""
+    """A committee machine and a random start at d = 1000."""
     import sgdynamics as sgd
 
     problem = sgd.TeacherStudent(
@@ -61,13 +63,60 @@ def ode(activation: str, width: int, teachers: int) -> Callable[[], Any]:
     return lambda: sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.5), start, times=times)
 
 
-def chain(runs: int, steps: int, reduce: str | None = None) -> Callable[[], Any]:
+def run_chain(
+    problem: Any, runs: int, steps: int, reduce: str | None = None, lr: float = 0.5
+) -> Callable[[], Any]:
     """`simulate` by the exact chain with two save points."""
     import sgdynamics as sgd
 
-    problem, start = network("erf", 2, 1)
+    start = sgd.random_start(problem, dimension=1000, seed=0)
     setting = {"steps": [steps // 2, steps], "dimension": 1000, "runs": runs, "reduce": reduce}
-    return lambda: sgd.simulate(problem, sgd.OnePassSGD(lr=0.5), start, **setting)
+    return lambda: sgd.simulate(problem, sgd.OnePassSGD(lr=lr), start, **setting)
+
+
+def chain(
+    runs: int,
+    steps: int,
+    reduce: str | None = None,
+    activation: str = "erf",
+    width: int = 2,
+    teachers: int = 1,
+) -> Callable[[], Any]:
+    """Runs of a committee machine. The rate of unbounded units is small enough for all runs."""
+    problem, _ = network(activation, width, teachers)
+    lr = 0.1 if activation == "square" else 0.5
+    return run_chain(problem, runs, steps, reduce, lr)
+
+
+def xor_chain(runs: int, steps: int) -> Callable[[], Any]:
+    """Runs on the XOR mixture, width 4."""
+    import sgdynamics as sgd
+
+    return run_chain(sgd.GaussianMixture("xor", width=4, snr=10.0), runs, steps)
+
+
+def attention_chain(runs: int, steps: int) -> Callable[[], Any]:
+    """Runs of attention with two tokens."""
+    import sgdynamics as sgd
+
+    return run_chain(sgd.models.attention(), runs, steps)
+
+
+def power_law_chain(runs: int, steps: int) -> Callable[[], Any]:
+    """Runs on inputs with the eigenvalues 1/j in 1e6 dimensions: 30 directions and 30 bins."""
+    import sgdynamics as sgd
+
+    def target(j: Any) -> Any:
+        return np.stack([j**-0.5, j**-0.5 * np.cos(np.log(j))])
+
+    spectrum = sgd.power_law(1.0, 1_000_000, target=target, raw=30, bins=30)
+    problem = sgd.TeacherStudent(
+        width=4, teacher_width=2, activation="erf", noise=0.01, covariance=spectrum
+    )
+    start = sgd.random_start(problem)
+    setting = {"steps": [steps // 2, steps], "runs": runs}
+    algorithm = sgd.OnePassSGD(lr=1.0, per="trace")
+    return lambda: sgd.simulate(problem, algorithm, start, **setting)
 
 
 def own_activation(x: Any) -> Any:
@@ -154,6 +203,9 @@ def sde() -> Callable[[], Any]:
     return lambda: sgd.solve_sde(problem, sgd.OnePassSGD(lr=0.5), start, **setting)
 
 
+# Start of the lines in which a process reports its measurements.
+PREFIX = "measured "
+
 INTEGRATION = "sgdynamics.solvers.batch:run_cases"
 SIMULATION = "sgdynamics.solvers.simulate:run_until"
 CALLS = {
@@ -174,11 +226,29 @@ CALLS = {
     "SDE, 64 paths": Call(sde, "sgdynamics.solvers.sde:run"),
     "DMFT, 4096 paths x 40 steps": Call(dmft, ""),
 }
-# The same where there is a GPU, at its sizes.
+# Calls whose sizes are those of a GPU.
 GPU_CALLS = {
-    "chain, 2^20 runs x 4096 steps": Call(lambda: chain(1 << 20, 4096), SIMULATION),
-    "DMFT, ReLU p = 8, 65,536 paths x 300 steps": Call(
+    "chain, erf p = 1, 2^20 runs x 4096 steps": Call(
+        lambda: chain(1 << 20, 4096, width=1), SIMULATION
+    ),
+    "chain, square p = 4, 2^20 runs x 2048 steps": Call(
+        lambda: chain(1 << 20, 2048, activation="square", width=4), SIMULATION
+    ),
+    "chain, erf p = 8, k = 4, 2^20 runs x 1024 steps": Call(
+        lambda: chain(1 << 20, 1024, width=8, teachers=4), SIMULATION
+    ),
+    "chain, xor p = 4, 2^20 runs x 1024 steps": Call(lambda: xor_chain(1 << 20, 1024), SIMULATION),
+    "chain, attention, 2^20 runs x 512 steps": Call(
+        lambda: attention_chain(1 << 20, 512), SIMULATION
+    ),
+    "ODE, erf p = 2, 20,000 starts": CALLS["ODE, erf p = 2, 20,000 starts"],
+    "DMFT, 4096 paths x 40 steps": CALLS["DMFT, 4096 paths x 40 steps"],
+    "DMFT, ReLU p = 8, k = 3, 65,536 paths x 300 steps": Call(
         lambda: dmft("relu", 8, 3, 1 << 16, 300), ""
+    ),
+    "chain, power law, 1024 runs x 512 steps": Call(lambda: power_law_chain(1024, 512), SIMULATION),
+    "chain, erf p = 2, 2^20 runs x 4096 steps, reduce": Call(
+        lambda: chain(1 << 20, 4096, "mean"), SIMULATION
     ),
 }
 
@@ -192,7 +262,7 @@ class Timing(NamedTuple):
     working: float
 
 
-def measure(name: str) -> dict[str, dict[str, float]]:
+def measure(name: str) -> Iterator[tuple[str, dict[str, float]]]:
     """Measure the first and the second call in this process."""
     import jax
 
@@ -213,12 +283,11 @@ def measure(name: str) -> dict[str, dict[str, float]]:
         def run_work(*arguments: Any, **options: Any) -> Any:
             start_time = time.perf_counter()
             try:
-                return inner(*arguments, **options)
+                return jax.block_until_ready(inner(*arguments, **options))
             finally:
                 working[0] += time.perf_counter() - start_time
 
         setattr(owner, attribute, run_work)
-    timings = {}
     for order in ("first", "second"):
         compiling[0] = working[0] = 0.0
         start_time, start_cores = time.perf_counter(), time.process_time()
@@ -226,8 +295,7 @@ def measure(name: str) -> dict[str, dict[str, float]]:
             warnings.simplefilter("ignore")
             work()
         elapsed, cores = time.perf_counter() - start_time, time.process_time() - start_cores
-        timings[order] = Timing(elapsed, cores, compiling[0], working[0])._asdict()
-    return timings
+        yield order, Timing(elapsed, cores, compiling[0], working[0])._asdict()
 
 
 def describe_in_process() -> dict[str, Any]:
@@ -237,8 +305,11 @@ def describe_in_process() -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def measure_in_process(name: str, cache: str | None) -> dict[str, Any]:
-    """Measure a call in a fresh process, with or without a compilation cache."""
+def measure_in_process(name: str, cache: str | None, seconds: float | None) -> dict[str, Any]:
+    """Measure a call in a fresh process, with or without a compilation cache.
+
+    The table of a call that does not end within `seconds` contains what was measured until then.
+    """
     environment = {
         key: value for key, value in os.environ.items() if "COMPILATION_CACHE" not in key
     }
@@ -246,10 +317,23 @@ def measure_in_process(name: str, cache: str | None) -> dict[str, Any]:
         environment["JAX_COMPILATION_CACHE_DIR"] = cache
         environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
     command = [sys.executable, __file__, "--only", name]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        return {"error": done.stderr.strip().splitlines()[-1]}
-    return json.loads(done.stdout.splitlines()[-1])
+    error = ""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=environment, check=False, timeout=seconds
+        )
+        output = done.stdout
+        if done.returncode:
+            error = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired as expired:
+        output = expired.stdout or ""
+        output = output.decode() if isinstance(output, bytes) else output
+        error = f"stopped after {seconds:.0f} s"
+    rows = {}
+    for line in output.splitlines():
+        if line.startswith(PREFIX):
+            rows |= json.loads(line.removeprefix(PREFIX))
+    return rows | ({"error": error} if error else {})
 
 
 def describe_machine() -> dict[str, Any]:
@@ -273,6 +357,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="parts of the names of the calls to measure")
     parser.add_argument("--cache", help="folder of a persistent compilation cache")
     parser.add_argument("--json", help="file to write the table to")
+    parser.add_argument("--gpu", action="store_true", help="only the calls of a GPU's sizes")
+    parser.add_argument("--seconds", type=float, help="time limit of the whole table")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     parser.add_argument("--describe", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -280,25 +366,29 @@ def main() -> None:
         print(json.dumps(describe_machine()))
         return
     if options.only:
-        print(json.dumps(measure(options.only)))
+        for order, timing in measure(options.only):
+            print(f"{PREFIX}{json.dumps({order: timing})}", flush=True)
         return
+    start_time = time.perf_counter()
     wanted = options.names or [""]
     machine = describe_in_process()
     calls = CALLS if machine["device"].startswith("cpu") else CALLS | GPU_CALLS
+    calls = GPU_CALLS if options.gpu else calls
     selected = [name for name in calls if any(text in name for text in wanted)]
     rows = {}
-    print(f"{'seconds':52s} {'first':>8s} {'compiler':>9s} {'second':>8s} {'work':>8s}")
+    print(f"{machine}\n{'seconds':52s} {'first':>8s} {'compiler':>9s} {'second':>8s} {'work':>8s}")
     for name in selected:
-        row = rows[name] = measure_in_process(name, options.cache)
-        if "error" in row:
-            print(f"{name:52s} {row['error']}", flush=True)
-            continue
-        first, second = row["first"], row["second"]
-        print(
-            f"{name:52s} {first['elapsed']:8.2f} {first['compiling']:9.2f} "
-            f"{second['elapsed']:8.3f} {second['working'] or np.nan:8.3f}",
-            flush=True,
-        )
+        left = None
+        if options.seconds is not None:
+            left = max(0.1, options.seconds - (time.perf_counter() - start_time))
+        row = rows[name] = measure_in_process(name, options.cache, left)
+        text = f"{name:52s}"
+        if "first" in row:
+            text += f" {row['first']['elapsed']:8.2f} {row['first']['compiling']:9.2f}"
+        if "second" in row:
+            working = row["second"]["working"] or np.nan
+            text += f" {row['second']['elapsed']:8.3f} {working:8.3f}"
+        print(text, row.get("error", ""), flush=True)
     if options.json:
         Path(options.json).parent.mkdir(parents=True, exist_ok=True)
         with open(options.json, "w", encoding="utf-8") as file:

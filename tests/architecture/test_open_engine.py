@@ -35,7 +35,8 @@ KINDS = {
 BY_CLASS = {
     "algorithms/equations.py": 3,  # which step is printed
     "algorithms/one_pass.py": 1,
-    "algorithms/workers.py": 2,
+    "algorithms/stable_rates.py": 1,
+    "algorithms/workers.py": 1,
     "analysis/exit_dmft.py": 1,
     "analysis/plateaus.py": 1,  # a plateau needs a student that can represent its teacher
     "analysis/repeats.py": 1,
@@ -44,11 +45,12 @@ BY_CLASS = {
     "dynamics/equations.py": 4,  # which equations are printed
     "expectations/choice.py": 5,  # which expectation
     "fixed_data/deep_linear_direct.py": 1,
-    "fixed_data/deep_linear_runs.py": 3,  # a data set or fresh batches
+    "fixed_data/deep_linear_runs.py": 2,  # a data set or fresh batches
     "fixed_data/diagonal_runs.py": 1,
     "fixed_data/equations.py": 2,
     "fixed_data/message_passing.py": 1,
     "fixed_data/network_equations.py": 1,  # a data set or fresh batches
+    "fixed_data/network_runs.py": 1,  # a data set or fresh batches
     "fixed_data/sample_stability.py": 2,  # phase retrieval
     "ode/equations.py": 1,
     "problems/contexts.py": 1,

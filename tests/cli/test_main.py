@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -732,3 +733,14 @@ for module, name in public:
 assert not hasattr(sgdynamics, "solve_everything")
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_signs_that_the_terminal_lacks_do_not_stop_the_command(monkeypatch):
+    """Output that is redirected on Windows has the code page of the system."""
+    content = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(content, encoding="cp1252"))
+    monkeypatch.setattr(sys, "argv", ["sgdynamics", "--version"])
+    with pytest.raises(SystemExit):
+        main.main()
+    print("d = ∞, 1 ± 2", flush=True)
+    assert content.getvalue().decode("cp1252").endswith(f"d = ?, 1 ± 2{os.linesep}")

@@ -86,7 +86,11 @@ ENTRIES = [
     Question(
         "exit_time by runs",
         "sgdynamics.analysis.exit_times:exit_time",
-        unsupported={"other batch": INTEGER_BATCH, "message passing": NO_MESSAGE_PASSING},
+        unsupported={
+            "other batch": INTEGER_BATCH,
+            "message passing": NO_MESSAGE_PASSING,
+            "delayed update": None,
+        },
         example={"method": "exact", "dimension": 50},
         label_noise="any",
         can_be_swept=True,
@@ -94,7 +98,12 @@ ENTRIES = [
     Question(
         "exit_time by DMFT",
         "sgdynamics.analysis.exit_times:exit_time",
-        unsupported={**ON_DATA, "message passing": NO_MESSAGE_PASSING},
+        unsupported={
+            **ON_DATA,
+            "message passing": NO_MESSAGE_PASSING,
+            "update on data": None,
+            "coordinatewise update on data": COORDINATES_ON_DATA,
+        },
         example={"method": "dmft"},
         can_be_swept=True,
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import json
 import sys
 import warnings
@@ -593,6 +594,10 @@ def _show(answer: object, as_json: bool, print_answer: Callable[..., Any]) -> No
 
 def main() -> None:
     """Run the command `sgdynamics`."""
+    for stream in (sys.stdout, sys.stderr):
+        # a pipe on Windows has the code page of the system, which lacks some mathematical signs
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     app(prog_name="sgdynamics")
 
 

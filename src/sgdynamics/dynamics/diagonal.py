@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,9 +15,8 @@ from sgdynamics.algorithms.fixed_data import (
 )
 from sgdynamics.algorithms.one_pass import OnePassSGD, validate_algorithm
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Parameters
 from sgdynamics.base.controls import Schedule
-from sgdynamics.dynamics.adapter import Criterion, SolverDynamics
+from sgdynamics.dynamics.own_start import OwnStart, OwnStartDynamics
 from sgdynamics.dynamics.requests import Arrays, Solution, SolveRequest, end_warnings
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.fixed_data.diagonal_runs import DiagonalRuns
@@ -36,7 +34,7 @@ from sgdynamics.results.datasets import largest_share
 from sgdynamics.results.variables import VARIABLES
 from sgdynamics.samples import input_covariance
 from sgdynamics.samples.spectra import MAX_DIMENSION
-from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.running import RunSetting, Simulator
 
 SCALARS = ("overlap", "squared_norm", "l1_norm", "imbalance", "excess_risk")
 BY_WEIGHT = ("weight_mean", "weight_square")
@@ -44,18 +42,15 @@ RTOL = 1e-7  # default accuracy of the law
 LOOSER = 10.0  # tolerance of the solution for comparison over that of the result
 
 
-class DiagonalStart:
-    """Initial weights of a number of runs, which the problem states."""
-
-    def __init__(self, runs: int) -> None:
-        self.runs = runs
-
-
-class DiagonalDynamics(SolverDynamics[DiagonalStart]):
+class DiagonalDynamics(OwnStartDynamics):
     """A `DiagonalNetwork` under one-pass SGD."""
 
     # A step draws all coordinates of its samples: direct runs are the exact law.
     methods: ClassVar[tuple[str, ...]] = ("exact", "direct")
+    network_name: ClassVar[str] = "diagonal networks"
+    start_remedy: ClassVar[str] = (
+        "the argument start of the DiagonalNetwork states the initial weights. Omit it."
+    )
     always_direct: ClassVar[bool] = True
     assumptions: ClassVar[str] = "Gaussian inputs, one pass, independent teacher weights"
 
@@ -66,19 +61,8 @@ class DiagonalDynamics(SolverDynamics[DiagonalStart]):
         else:
             algorithm = validate_algorithm(algorithm, problem=problem)
         self.algorithm: Any = _validate(algorithm)
-        self.last_step = 0
-
-    @property
-    def parameters(self) -> Parameters:
-        return self.problem.parameters
 
     # ---- arguments
-
-    def initial_state(self, start: object, runs: int | None = None) -> DiagonalStart:
-        if start is not None:
-            fix = "the argument start of the DiagonalNetwork states the initial weights. Omit it."
-            raise checks.reject("start", start, fix)
-        return DiagonalStart(1 if runs is None else checks.integer("runs", runs, 1))
 
     def resolve_dimension(
         self, dimension: object, allow_small_blocks: bool = False
@@ -86,24 +70,11 @@ class DiagonalDynamics(SolverDynamics[DiagonalStart]):
         d = checks.integer("dimension", dimension, 1, MAX_DIMENSION)
         return d, self.problem.block_dimensions(d)
 
-    def validate_clock(self, clock: Clock) -> DiagonalDynamics:
-        validated = copy(self)
-        if clock.step is not None:
-            validated.last_step = int(clock.step[-1])
-            if self.has_data and self.algorithm.scheduled:
-                # A schedule of t becomes a table of step sizes that ends with the run.
-                validated.algorithm = self.algorithm.with_tabulated_rate(float(clock.step[-1]))
-        return validated
-
-    def evaluator(self, other: object) -> NoReturn:
-        fix = "the risk of another problem is not available for diagonal networks. Omit it."
-        raise checks.reject("evaluate", other, fix)
-
     # ---- the law of one variable, for d -> infinity
 
     def ode_request(
         self,
-        initial_state: DiagonalStart,
+        initial_state: OwnStart,
         clock: Clock,
         dimension: int | None,
         rtol: float | None = None,
@@ -161,37 +132,22 @@ class DiagonalDynamics(SolverDynamics[DiagonalStart]):
 
     # ---- runs
 
-    def simulator(
-        self,
-        method: str,
-        initial_state: DiagonalStart,
-        dimension: int,
-        block_sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> Simulator:
-        if dtype != "float64":
-            fix = 'diagonal networks are simulated in double precision. Use dtype="float64".'
-            raise checks.reject("dtype", dtype, fix)
-        if shared_data:
-            fix = "each run of a diagonal network has a data set of its own. Omit shared_data."
-            raise checks.reject("shared_data", shared_data, fix)
+    def simulator(self, setting: RunSetting[OwnStart]) -> Simulator:
+        self.require_own_data(setting)
         algorithm = self.algorithm
         return DiagonalRuns(
             self.problem,
             algorithm,
-            method=method,
-            block_sizes=block_sizes,
-            samples=algorithm.samples(dimension) if self.has_data else algorithm.batch,
+            method=setting.method,
+            block_sizes=setting.block_sizes,
+            samples=algorithm.samples(setting.dimension) if self.has_data else algorithm.batch,
             last_step=self.last_step,
-            seed=seed,
+            seed=setting.seed,
         )
 
     # ---- results
 
-    def state_arrays(self, initial_state: DiagonalStart) -> Arrays:
+    def state_arrays(self, initial_state: OwnStart) -> Arrays:
         runs, parameters = initial_state.runs, self.problem.parameters
         u, v = parameters["start"]
         a, b, shares = u * v, parameters["teacher"], parameters["shares"]
@@ -210,28 +166,10 @@ class DiagonalDynamics(SolverDynamics[DiagonalStart]):
     def public_states(self, states: Arrays, leading_axes: int = 1) -> Arrays:
         return {name: states[name] for name in (*SCALARS, *BY_WEIGHT)}
 
-    def risk_along(
-        self, states: Arrays, clock: Clock, dimension: int | None
-    ) -> tuple[np.ndarray, float]:
-        return states["excess_risk"] + 0.5 * self.problem.noise, 0.0
-
     def labels(self, values: Mapping[str, np.ndarray]) -> Labels:
         meaning = {"long_name": "weight of the teacher"}
         teacher = ("teacher_weight", self.problem.parameters["teacher"], meaning)
         return Labels({name: VARIABLES[name] for name in values}, {"teacher_weight": teacher})
-
-    # ---- solvers that the support table excludes
-
-    def sde_paths(self, *arguments: object, **options: object) -> NoReturn:
-        raise NotImplementedError("diagonal networks have no SDE")
-
-    def sde_step_length(self, *arguments: object, **options: object) -> NoReturn:
-        raise NotImplementedError("diagonal networks have no SDE")
-
-    def exit_watch(
-        self, criterion: Criterion, initial_state: DiagonalStart, dimension: int | None
-    ) -> NoReturn:
-        raise NotImplementedError("diagonal networks have no exit times")
 
 
 class DiagonalDataDynamics(DiagonalDynamics):

@@ -41,7 +41,7 @@ from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock, integration_points
 from sgdynamics.results.variables import VARIABLES
-from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.running import RunSetting, Simulator
 
 # Two mean steps at different large D agree if they differ by less than SAME times the largest
 # rate, which counts as at least SMALLEST.
@@ -90,33 +90,15 @@ class UpdateDynamics(FieldDynamics):
     def public_states(self, states: Arrays, leading_axes: int = 1) -> Arrays:
         return super().public_states({name: states[name] for name in OVERLAPS}, leading_axes)
 
-    def simulator(
-        self,
-        method: str,
-        initial_state: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> Simulator:
-        if method == "exact" and self.algorithm.law.coordinatewise:
+    def simulator(self, setting: RunSetting[Start]) -> Simulator:
+        if setting.method == "exact" and self.algorithm.law.coordinatewise:
             fix = (
                 f"{self.algorithm.update} acts on each coordinate separately. It does not commute "
                 "with rotations of the inputs and does not close on overlaps at finite d. "
                 "Use method='direct', or solve_ode"
             )
-            raise checks.reject("method", method, fix)
-        return super().simulator(
-            method,
-            initial_state,
-            dimension,
-            block_sizes,
-            dtype=dtype,
-            seed=seed,
-            shared_data=shared_data,
-        )
+            raise checks.reject("method", setting.method, fix)
+        return super().simulator(setting)
 
     # the ODE
 

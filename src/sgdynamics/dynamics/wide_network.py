@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import copy
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import numpy as np
 
-from sgdynamics.algorithms.fixed_data import (
-    FixedData,
-    GradientDescent,
-    PersistentSGD,
-    validate_fixed_data,
-)
+from sgdynamics.algorithms.fixed_data import FixedData, GradientDescent, validate_fixed_data
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Parameters
-from sgdynamics.dynamics.adapter import SolverDynamics
+from sgdynamics.dynamics.own_start import (
+    OwnStart,
+    OwnStartDynamics,
+    require_layer_update,
+    require_plain_batches,
+)
 from sgdynamics.dynamics.requests import Arrays
 from sgdynamics.problems.wide_network import WideNetwork
 from sgdynamics.results.build import Labels
@@ -27,16 +25,12 @@ from sgdynamics.results.variables import STANDARD_ERROR, VARIABLES
 PUBLIC_STATES = ("outputs", "test_outputs", "feature_kernel", "gradient_kernel", "tangent_kernel")
 
 
-class WideStart:
-    """Random initial weights of infinitely many neurons, which the problem defines."""
-
-    runs = 1
-
-
-class WideNetworkDynamics(SolverDynamics[WideStart]):
+class WideNetworkDynamics(OwnStartDynamics):
     """A `WideNetwork` under gradient descent or multi-pass SGD."""
 
     methods: ClassVar[tuple[str, ...]] = ()
+    network_name: ClassVar[str] = "wide networks"
+    start_remedy: ClassVar[str] = "a wide network starts from its random weights. Omit start."
     has_data: ClassVar[bool] = True
     assumptions: ClassVar[str] = "a given data set, random initial weights, width -> infinity"
 
@@ -48,17 +42,7 @@ class WideNetworkDynamics(SolverDynamics[WideStart]):
     def has_risk(self) -> bool:
         return False  # a data set has no population
 
-    @property
-    def parameters(self) -> Parameters:
-        return self.problem.parameters
-
     # ---- arguments
-
-    def initial_state(self, start: object, runs: int | None = None) -> WideStart:
-        if start is not None:
-            fix = "a wide network starts from its random weights. Omit start."
-            raise checks.reject("start", start, fix)
-        return WideStart()
 
     def resolve_dimension(
         self, dimension: object, allow_small_blocks: bool = False
@@ -66,22 +50,9 @@ class WideNetworkDynamics(SolverDynamics[WideStart]):
         fix = "the inputs have their dimension. Omit it."
         raise checks.reject("dimension", dimension, fix)
 
-    def validate_clock(self, clock: Clock) -> WideNetworkDynamics:
-        if not self.algorithm.scheduled:
-            return self
-        # A schedule of t becomes a table of step sizes that ends with the run.
-        assert clock.step is not None
-        validated = copy(self)
-        validated.algorithm = self.algorithm.with_tabulated_rate(float(clock.step[-1]))
-        return validated
-
-    def evaluator(self, other: object) -> NoReturn:
-        fix = "the risk of another problem is not available for wide networks. Omit it."
-        raise checks.reject("evaluate", other, fix)
-
     # ---- results
 
-    def state_arrays(self, initial_state: WideStart) -> Arrays:
+    def state_arrays(self, initial_state: OwnStart) -> Arrays:
         # Functions of the user are checked on these shapes.
         problem, count = self.problem, self.problem.samples
         kernels = np.zeros((1, problem.hidden_layers, count, count))
@@ -120,44 +91,12 @@ class WideNetworkDynamics(SolverDynamics[WideStart]):
             variables[name] = (meaning, variable.axes)
         return Labels(variables, {"layer": np.arange(1, self.problem.hidden_layers + 1)})
 
-    # ---- solvers that the support table excludes
-
-    def simulator(self, *arguments: object, **options: object) -> NoReturn:
-        raise NotImplementedError("wide networks have no runs at finite width")
-
-    def ode_request(self, *arguments: object, **options: object) -> NoReturn:
-        raise NotImplementedError("wide networks have no ODE")
-
-    def sde_paths(self, *arguments: object, **options: object) -> NoReturn:
-        raise NotImplementedError("wide networks have no SDE")
-
-    def sde_step_length(self, *arguments: object, **options: object) -> NoReturn:
-        raise NotImplementedError("wide networks have no SDE")
-
-    def exit_watch(self, *arguments: object, **options: object) -> NoReturn:
-        raise NotImplementedError("wide networks have no exit times")
-
 
 def _validate(problem: WideNetwork, algorithm: FixedData) -> FixedData:
     """The algorithm at the size of the data set; ValueError for one that is not supported."""
-    if algorithm.has_thermal_noise or isinstance(algorithm, PersistentSGD):
-        fix = (
-            "persistent batches and thermal noise are not supported for wide networks. Use "
-            "sgd.GradientDescent(...) or sgd.MultiPassSGD(...)."
-        )
-        raise checks.reject("algorithm", algorithm, fix)
-    if algorithm.head_rate != 1.0:
-        fix = "the parametrisation sets the rates of all layers. Omit head_rate."
-        raise checks.reject("head_rate", algorithm.head_rate, fix)
-    update = getattr(algorithm, "update", None)
-    if update is not None and not (
-        update.law.name in ("momentum", "nesterov") and set(update.numbers) == {"beta"}
-    ):
-        fix = (
-            "wide networks support sgd.updates.momentum(beta) and sgd.updates.nesterov(beta). "
-            "Use one of these, or omit update."
-        )
-        raise checks.reject("update", update, fix)
+    name = WideNetworkDynamics.network_name
+    require_plain_batches(name, algorithm)
+    require_layer_update(name, algorithm)
     size = problem.samples / problem.input_dimension
     stated = algorithm.samples_per_dimension
     if stated not in (size, GradientDescent.samples_per_dimension):

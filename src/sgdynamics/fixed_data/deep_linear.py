@@ -26,33 +26,33 @@ gives s r = b r + sqrt(b (1 - b)) |r| e_new.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
-from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, RandomKey, RandomKeys, Scalar
-from sgdynamics.base.controls import values_at
+from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, RandomKey, Scalar
 from sgdynamics.base.random import draw_chi, normals_and_uniforms, step_key
 from sgdynamics.fixed_data.matrix_conditioning import (
+    TOLERANCE,
     GaussianMatrix,
     frame_draw,
     limit_draw,
     product,
     transposed_product,
 )
+from sgdynamics.fixed_data.network_runs import (
+    FIRST_STEP,
+    RunEquations,
+    at_step,
+    selected_residual,
+    velocity_and_move,
+)
 from sgdynamics.samples import input_covariance
 
-TOLERANCE = 1e-10  # relative length of a residual that is rounding and no new direction
 RISE = 1e-9  # relative increase of the training risk that is no rounding
-LARGEST = 1e100  # a run has diverged if a coefficient exceeds this
-FIRST_STEP = (1 << 31) - 1  # step number of the draws before the first step; no run reaches it
-SMALLEST_CAPACITY = 16  # steps for which memory is allocated at least
 # Slots of the frames: the first directions, and then those of each step
 SLOTS_PER_STEP = 2
 FIRST_SLOTS = 2  # the teacher (inputs), w (last layer), labels and noise (samples)
@@ -336,7 +336,15 @@ def _forward(
         gradient = jnp.where(visit > 0, gradient, 0.0)
     else:
         assert data is not None
-        selected = _selected_residual(setup, parameters, state, slot, batch_key)
+        selected = state.residual
+        if setup.selects:
+            selected = selected_residual(
+                selected,
+                parameters.algorithm,
+                slot,
+                batch_key,
+                has_coordinates=setup.has_coordinates,
+            )
         data, gradient = transposed_product(data, selected, visit, data_draw, TOLERANCE)
     gradient = _with_covariance(setup, parameters, gradient)
 
@@ -359,21 +367,6 @@ def _forward(
         forward = jnp.concatenate([forward, passed])
     state = state._replace(data=data, first=first, later=later, in_use=in_use)
     return state, gradient, forward
-
-
-def _selected_residual(
-    setup: DeepSetup, parameters: DeepParameters, state: DeepState, slot: IntScalar, key: RandomKey
-) -> Float[Numeric, " samples"]:
-    """s (y - f)/(sqrt(n) divisor) with the selection s of the samples of this step."""
-    residual = state.residual
-    if not setup.selects:
-        return residual
-    fraction, divisor = parameters.algorithm["fraction"], parameters.algorithm["divisor"]
-    if setup.has_coordinates:
-        uniform = normals_and_uniforms(key, 0, setup.samples)[1]
-        return jnp.where(uniform < fraction, residual, 0.0) / divisor
-    length = jnp.sqrt(fraction * (1 - fraction) * jnp.sum(residual**2))
-    return (fraction * residual).at[slot].add(length) / divisor
 
 
 def _fresh_gradient(
@@ -421,6 +414,7 @@ def advance_step(
     number: IntScalar,
 ) -> DeepState:
     """Step `number` of one run: forward pass, move of all layers, and the next backward pass."""
+    parameters = at_step(parameters, number)
     forward_key, backward_key = jax.random.split(step_key(key, number))
     visit = number + 1  # of the matrices: the backward pass before the first step is visit 0
     state, gradient, forward = _forward(setup, parameters, state, visit, forward_key)
@@ -434,13 +428,8 @@ def advance_step(
         decay * weights.head - forward[-1] / gain,
     )
     gradients = jax.tree.map(lambda leaf: jnp.where(visit > 0, leaf, 0.0), gradients)
-    velocity, moves = None, gradients
-    if setup.velocity:
-        beta = parameters.algorithm["beta"]
-        velocity = jax.tree.map(lambda old, new: beta * old + new, state.velocity, gradients)
-        moves = velocity
-        if setup.velocity == "nesterov":
-            moves = jax.tree.map(lambda new, old: new + beta * old, gradients, velocity)
+    beta = parameters.algorithm.get("beta", 0.0)
+    velocity, moves = velocity_and_move(setup.velocity, state.velocity, gradients, beta)
     rates = parameters.algorithm["lr"] * parameters.unit * gain**2 * parameters.problem["rates"]
     moved = Weights(
         weights.shares - rates[:-1] * moves.shares,
@@ -475,89 +464,11 @@ def observe(setup: DeepSetup, parameters: DeepParameters, state: DeepState) -> d
     return values
 
 
-# ---- many steps
+def largest_coefficient(state: DeepState) -> Scalar:
+    """The largest coefficient of the predictor."""
+    return jnp.max(jnp.abs(jnp.asarray(state.input_backward)))
 
 
-def capacity_of(steps: int) -> int:
-    """Number of steps for which memory is allocated: a power of two, because each is compiled."""
-    return max(SMALLEST_CAPACITY, 1 << math.ceil(math.log2(max(steps, 1))))
-
-
-def with_capacity(
-    setup: DeepSetup, parameters: DeepParameters, states: DeepState, steps: int
-) -> DeepState:
-    """The same runs (leading axis) with memory for this many steps."""
-    larger = jax.eval_shape(partial(initial_state, setup, steps), parameters, jax.random.key(0))
-    # The first directions come first on each axis, so that all arrays grow at their ends.
-    return jax.tree.map(
-        lambda leaf, target: jnp.pad(
-            leaf,
-            [(0, 0)]
-            + [(0, size - old) for size, old in zip(target.shape, leaf.shape[1:], strict=True)],
-        ),
-        states,
-        larger,
-    )
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def initial_states(
-    setup: DeepSetup, steps: int, parameters: DeepParameters, keys: RandomKeys
-) -> DeepState:
-    """Runs at step 0 (leading axis), with memory for this many steps."""
-    return jax.vmap(partial(initial_state, setup, steps, parameters))(keys)
-
-
-@partial(jax.jit, static_argnums=0)
-def observe_states(
-    setup: DeepSetup, parameters: DeepParameters, states: DeepState
-) -> dict[str, Numeric]:
-    """The observables of many runs (leading axis)."""
-    return jax.vmap(partial(observe, setup, parameters))(states)
-
-
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
-def advance_states(
-    setup: DeepSetup,
-    parameters: DeepParameters,
-    states: DeepState,
-    keys: RandomKeys,
-    first: IntScalar,
-    end: IntScalar,
-) -> tuple[DeepState, Int[Numeric, " runs"]]:
-    """All runs (leading axis) from step `first` to `end`, and their last finite steps."""
-
-    def advance(
-        number: IntScalar, carry: tuple[DeepState, Int[Numeric, " runs"]]
-    ) -> tuple[DeepState, Int[Numeric, " runs"]]:
-        states, last_good = carry
-        values = at_step(parameters, number)
-        states = _map_runs(
-            lambda state, key: advance_step(setup, values, state, key, number), states, keys
-        )
-        sizes = jnp.max(jnp.abs(states.input_backward), axis=1)
-        is_finite = sizes < LARGEST
-        return states, jnp.where(is_finite, number + 1, last_good)
-
-    last_good = jnp.full(keys.shape[0], first)
-    return jax.lax.fori_loop(first, end, advance, (states, last_good))
-
-
-def _map_runs(
-    function: Callable[[DeepState, RandomKey], DeepState], states: DeepState, keys: RandomKeys
-) -> DeepState:
-    """The function on each run; a single run without a batch axis, whose products are faster."""
-    if keys.shape[0] > 1:
-        return jax.vmap(function)(states, keys)
-    single = function(jax.tree.map(lambda leaf: leaf[0], states), keys[0])
-    return jax.tree.map(lambda leaf: leaf[None], single)
-
-
-def at_step(parameters: DeepParameters, number: IntScalar) -> DeepParameters:
-    """The values of scheduled hyperparameters at one step."""
-    algorithm, step = dict(parameters.algorithm), jnp.maximum(number, 0)
-    variable = step * parameters.schedule_step
-    if "times" in algorithm:  # a table of t before each step, of a schedule on a fixed data set
-        times = algorithm.pop("times")
-        algorithm["lr"], variable = times[step + 1] - times[step], times[step]
-    return parameters._replace(algorithm=values_at(algorithm, variable))
+EQUATIONS: RunEquations[DeepSetup, DeepParameters, DeepState] = RunEquations(
+    initial_state, advance_step, observe, largest_coefficient
+)

@@ -3,42 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from sgdynamics.algorithms.fixed_data import FixedData, MultiPassSGD
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, RandomKey, RandomKeys, Scalar
-from sgdynamics.base.precision import float64
-from sgdynamics.base.random import run_keys, step_key
-from sgdynamics.fixed_data.deep_linear import (
+from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, RandomKey, Scalar
+from sgdynamics.base.random import step_key
+from sgdynamics.fixed_data.deep_linear import DeepParameters, DeepSizes
+from sgdynamics.fixed_data.deep_linear_runs import run_parameters
+from sgdynamics.fixed_data.network_runs import (
     FIRST_STEP,
-    LARGEST,
-    DeepParameters,
-    DeepSizes,
+    NetworkRuns,
+    RunEquations,
     at_step,
-)
-from sgdynamics.fixed_data.deep_linear_runs import (
-    group_within_memory,
-    run_parameters,
+    velocity_and_move,
     velocity_of,
 )
 from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.samples import input_covariance
-from sgdynamics.simulation.running import (
-    NO_OBSERVATION,
-    AdvanceResult,
-    Observation,
-    Resources,
-    Simulator,
-)
-
-GROUP_BYTES = 1 << 28  # memory of the runs that advance together
 
 
 @dataclass(frozen=True)
@@ -116,35 +103,29 @@ def _draw_data(setup: DirectSetup, parameters: DirectParameters, key: RandomKey)
     return DataSet(inputs, inputs @ parameters.teacher + deviation * noise)
 
 
-@partial(jax.jit, static_argnums=0)
-def _initial_states(
-    setup: DirectSetup, parameters: DirectParameters, keys: RandomKeys
+def initial_state(
+    setup: DirectSetup, steps: int, parameters: DirectParameters, key: RandomKey
 ) -> DirectState:
+    """The weights and the data set of a run before its first step."""
     N, scale = setup.width, parameters.values.problem["start_scale"]
-
-    def initial_run(key: RandomKey) -> DirectState:
-        key = jax.random.fold_in(key, FIRST_STEP)
-        first, later, head, data = (jax.random.fold_in(key, index) for index in range(4))
-        shapes = (N, setup.dimension), (setup.depth - 2, N, N), (N,)
-        columns = (setup.dimension, N, N)
-        layers = Layers(
-            *(
-                scale / np.sqrt(count) * jax.random.normal(layer_key, shape, jnp.float64)
-                for layer_key, shape, count in zip(
-                    (first, later, head), shapes, columns, strict=True
-                )
-            )
+    key = jax.random.fold_in(key, FIRST_STEP)
+    first, later, head, data = (jax.random.fold_in(key, index) for index in range(4))
+    shapes = (N, setup.dimension), (setup.depth - 2, N, N), (N,)
+    columns = (setup.dimension, N, N)
+    layers = Layers(
+        *(
+            scale / np.sqrt(count) * jax.random.normal(layer_key, shape, jnp.float64)
+            for layer_key, shape, count in zip((first, later, head), shapes, columns, strict=True)
         )
-        return DirectState(
-            layers,
-            jax.tree.map(jnp.zeros_like, layers) if setup.velocity else None,
-            None if setup.is_fresh else _draw_data(setup, parameters, data),
-        )
+    )
+    return DirectState(
+        layers,
+        jax.tree.map(jnp.zeros_like, layers) if setup.velocity else None,
+        None if setup.is_fresh else _draw_data(setup, parameters, data),
+    )
 
-    return jax.vmap(initial_run)(keys)
 
-
-def _step(
+def advance_step(
     setup: DirectSetup,
     parameters: DirectParameters,
     state: DirectState,
@@ -161,13 +142,8 @@ def _step(
         uniform = jax.random.uniform(key, (setup.samples,), jnp.float64)
         weights = (uniform < algorithm["fraction"]) / algorithm["divisor"]
     gradients = jax.grad(loss)(state.layers, data, weights, problem)
-    velocity, moves = None, gradients
-    if setup.velocity:
-        beta = algorithm["beta"]
-        velocity = jax.tree.map(lambda old, new: beta * old + new, state.velocity, gradients)
-        moves = velocity
-        if setup.velocity == "nesterov":
-            moves = jax.tree.map(lambda new, old: new + beta * old, gradients, velocity)
+    beta = algorithm.get("beta", 0.0)
+    velocity, moves = velocity_and_move(setup.velocity, state.velocity, gradients, beta)
     rates = algorithm["lr"] * values.unit * problem["gain"] ** 2 * problem["rates"]
     layer_rates = Layers(rates[0], rates[1:-1, None, None], rates[-1])
     layers = jax.tree.map(
@@ -176,56 +152,37 @@ def _step(
     return state._replace(layers=layers, velocity=velocity)
 
 
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _advance_states(
-    setup: DirectSetup,
-    parameters: DirectParameters,
-    states: DirectState,
-    keys: RandomKeys,
-    first: IntScalar,
-    end: IntScalar,
-) -> tuple[DirectState, Int[Numeric, " runs"]]:
-    """All runs (leading axis) from one step to another, and their last finite steps."""
-
-    def advance(
-        number: IntScalar, carry: tuple[DirectState, Int[Numeric, " runs"]]
-    ) -> tuple[DirectState, Int[Numeric, " runs"]]:
-        states, last_good = carry
-        states = jax.vmap(lambda state, key: _step(setup, parameters, state, key, number))(
-            states, keys
-        )
-        is_finite = jnp.max(jnp.abs(states.layers.head), axis=1) < LARGEST
-        return states, jnp.where(is_finite, number + 1, last_good)
-
-    last_good = jnp.full(keys.shape[0], first)
-    return jax.lax.fori_loop(first, end, advance, (states, last_good))
-
-
-@partial(jax.jit, static_argnums=0)
-def _observe_states(
-    setup: DirectSetup, parameters: DirectParameters, states: DirectState
+def observe(
+    setup: DirectSetup, parameters: DirectParameters, state: DirectState
 ) -> dict[str, Numeric]:
-    """The observables of `fixed_data.deep_linear.observe`, of runs with a leading axis."""
-    gain = parameters.values.problem["gain"]
-
-    def observe(state: DirectState) -> dict[str, Numeric]:
-        vector = predictor(state.layers, gain)
-        error = parameters.deviations * (parameters.teacher - vector)
-        values = {
-            "overlap": vector @ parameters.teacher,
-            "squared_norm": vector @ vector,
-            "excess_risk": 0.5 * error @ error,
-        }
-        if state.data is not None:
-            residuals = state.data.inputs @ vector - state.data.labels
-            values["train_risk"] = 0.5 * jnp.mean(residuals**2)
-        return values
-
-    return jax.vmap(observe)(states)
+    """The observables of `fixed_data.deep_linear.observe`."""
+    vector = predictor(state.layers, parameters.values.problem["gain"])
+    error = parameters.deviations * (parameters.teacher - vector)
+    values: dict[str, Numeric] = {
+        "overlap": vector @ parameters.teacher,
+        "squared_norm": vector @ vector,
+        "excess_risk": 0.5 * error @ error,
+    }
+    if state.data is not None:
+        residuals = state.data.inputs @ vector - state.data.labels
+        values["train_risk"] = 0.5 * jnp.mean(residuals**2)
+    return values
 
 
-class DirectDeepRuns(Simulator):
+def largest_head_weight(state: DirectState) -> Scalar:
+    """The largest weight of the last layer."""
+    return jnp.max(jnp.abs(jnp.asarray(state.layers.head)))
+
+
+EQUATIONS: RunEquations[DirectSetup, DirectParameters, DirectState] = RunEquations(
+    initial_state, advance_step, observe, largest_head_weight
+)
+
+
+class DirectDeepRuns(NetworkRuns[DirectSetup, DirectParameters, DirectState]):
     """Runs of a deep linear network with all of its weights, O(n d + L N^2) per step."""
+
+    equations = EQUATIONS
 
     def __init__(
         self,
@@ -239,7 +196,7 @@ class DirectDeepRuns(Simulator):
     ) -> None:
         dimension, width = int(np.sum(sizes.inputs)), int(sizes.hidden)
         on_data = isinstance(algorithm, FixedData)
-        self.setup = DirectSetup(
+        setup = DirectSetup(
             problem.depth,
             dimension,
             width,
@@ -249,44 +206,21 @@ class DirectDeepRuns(Simulator):
             velocity_of(algorithm),
         )
         block_sizes = np.asarray(sizes.inputs).astype(np.int64)
-        values = run_parameters(problem, algorithm, sizes, unit, alpha_per_step)
+        exact_values = run_parameters(problem, algorithm, sizes, unit, alpha_per_step)
         parameters = problem.parameters
         teacher = np.zeros(dimension)
         # The direction within a block does not matter.
         teacher[np.concatenate([[0], np.cumsum(block_sizes)[:-1]])] = parameters["teacher"]
         deviations = input_covariance.coordinate_scales(parameters, block_sizes)
-        self.values = DirectParameters(values, deviations, teacher)
-        self.seed = seed
+        values = DirectParameters(exact_values, deviations, teacher)
+        super().__init__(setup, values, 0, seed)
 
-    @float64
-    def initial(self, chosen: np.ndarray) -> DirectState:
-        return _initial_states(self.setup, self.values, run_keys(self.seed, chosen))
-
-    def advance(
-        self,
-        state: DirectState,
-        keys: RandomKeys,
-        since: int,
-        end: int,
-        observation: Observation = NO_OBSERVATION,
-    ) -> AdvanceResult:
-        assert observation.observe is None, "first passages are not observed in deep networks"
-        advanced = _advance_states(
-            self.setup, self.values, state, keys, np.int64(since), np.int64(end)
-        )
-        return *advanced, observation.records
-
-    def overlaps(self, state: DirectState) -> dict[str, Numeric]:
-        return _observe_states(self.setup, self.values, state)
-
-    @property
-    def grain(self) -> int:
-        return 1
-
-    def resources(self, steps: float = 0.0) -> Resources:
+    def bytes_per_run(self, capacity: int) -> float:
         setup = self.setup
         weights = setup.width * (setup.dimension + (setup.depth - 2) * setup.width + 1)
         # Weights, their start, gradients and velocities; inputs and a copy of them
-        bytes_per_run = 8.0 * (4 * weights + 2 * setup.samples * setup.dimension)
-        size = (setup.samples, setup.width, setup.dimension)
-        return Resources(bytes_per_run, group_within_memory(bytes_per_run), size)
+        return 8.0 * (4 * weights + 2 * setup.samples * setup.dimension)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.setup.samples, self.setup.width, self.setup.dimension

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from sgdynamics.algorithms.fixed_data import FixedData, MultiPassSGD
 from sgdynamics.algorithms.one_pass import OnePassSGD
-from sgdynamics.base import pytrees
-from sgdynamics.base.arrays import Numeric, Parameters, RandomKeys
+from sgdynamics.base.arrays import Parameters
 from sgdynamics.base.controls import Schedule
-from sgdynamics.base.precision import float64
 from sgdynamics.base.random import run_keys
 from sgdynamics.fixed_data.deep_linear import (
+    EQUATIONS,
     DeepParameters,
     DeepSetup,
     DeepSizes,
     DeepState,
-    advance_states,
-    capacity_of,
-    initial_states,
-    observe_states,
-    with_capacity,
+)
+from sgdynamics.fixed_data.network_runs import (
+    NetworkRuns,
+    hyperparameters_of,
+    power_of_two,
+    velocity_of,
 )
 from sgdynamics.problems.deep_linear import DeepLinear
-from sgdynamics.simulation.running import (
-    NO_OBSERVATION,
-    AdvanceResult,
-    Observation,
-    Resources,
-    Simulator,
-)
-
-GROUP_BYTES = 1 << 28  # memory of the runs that advance together
-
-
-def velocity_of(algorithm: OnePassSGD | FixedData) -> str:
-    """The kind of velocity of the update: "" for plain steps, "momentum" or "nesterov"."""
-    update = getattr(algorithm, "update", None)
-    return "" if update is None else update.law.name
 
 
 def run_parameters(
@@ -63,19 +46,7 @@ def run_parameters(
     )
 
 
-def hyperparameters_of(algorithm: OnePassSGD | FixedData) -> Parameters:
-    """The hyperparameters that a step reads, with a schedule of t as a table of times."""
-    values = {"lr": algorithm.parameters["lr"]}
-    if isinstance(algorithm, FixedData):
-        values |= {name: algorithm.parameters[name] for name in ("fraction", "divisor")}
-        if isinstance(algorithm.lr, Schedule):
-            values["times"] = values.pop("lr").parameters["times"]
-    if velocity_of(algorithm):
-        values["beta"] = pytrees.to_float64(algorithm.update.numbers["beta"])  # type: ignore[union-attr]
-    return values
-
-
-class DeepRuns(Simulator):
+class DeepRuns(NetworkRuns[DeepSetup, DeepParameters, DeepState]):
     """Runs of a deep linear network, whose products are conditioned on.
 
     Parameters
@@ -98,6 +69,8 @@ class DeepRuns(Simulator):
         Seed of the random number generator.
     """
 
+    equations = EQUATIONS
+
     def __init__(
         self,
         problem: DeepLinear,
@@ -112,7 +85,7 @@ class DeepRuns(Simulator):
     ) -> None:
         on_data = isinstance(algorithm, FixedData)
         selects = isinstance(algorithm, MultiPassSGD) and algorithm.selects
-        self.setup = DeepSetup(
+        setup = DeepSetup(
             depth=problem.depth,
             blocks=problem.blocks,
             is_exact=is_exact,
@@ -121,55 +94,26 @@ class DeepRuns(Simulator):
             samples=int(sizes.samples) if selects and is_exact else 0,
             velocity=velocity_of(algorithm),
         )
-        self.values = run_parameters(problem, algorithm, sizes, unit, alpha_per_step)
-        self.capacity, self.seed = capacity_of(last_step), seed
+        values = run_parameters(problem, algorithm, sizes, unit, alpha_per_step)
+        super().__init__(setup, values, last_step, seed)
 
-    @float64
     def initial(self, chosen: np.ndarray) -> DeepState:
-        keys = run_keys(self.seed, chosen)
-        states = initial_states(self.setup, self.capacity, self.values, keys)
         # Step -1 is the first backward pass, without a move.
-        return self._advance(states, keys, -1, 0)[0]
+        return self.advance_states(super().initial(chosen), run_keys(self.seed, chosen), -1, 0)[0]
 
-    def advance(
-        self,
-        state: DeepState,
-        keys: RandomKeys,
-        since: int,
-        end: int,
-        observation: Observation = NO_OBSERVATION,
-    ) -> AdvanceResult:
-        assert observation.observe is None, "first passages are not observed in deep networks"
-        if end > self.capacity:
-            self.capacity = capacity_of(end)
-            state = with_capacity(self.setup, self.values, state, self.capacity)
-        return *self._advance(state, keys, since, end), observation.records
+    def capacity_of(self, steps: int) -> int:
+        return power_of_two(steps)
 
-    def _advance(
-        self, state: DeepState, keys: RandomKeys, since: int, end: int
-    ) -> tuple[DeepState, Any]:
-        return advance_states(self.setup, self.values, state, keys, np.int64(since), np.int64(end))
-
-    def overlaps(self, state: DeepState) -> dict[str, Numeric]:
-        return observe_states(self.setup, self.values, state)
+    def bytes_per_run(self, capacity: int) -> float:
+        # The state, and a copy while a step changes it
+        return 16.0 * self.setup.count_numbers(capacity)
 
     @property
-    def grain(self) -> int:
-        return 1
-
-    def resources(self, steps: float = 0.0) -> Resources:
-        capacity, size = max(self.capacity, capacity_of(int(steps))), ()
-        # The state, and a copy while a step changes it
-        bytes_per_run = 16.0 * self.setup.count_numbers(capacity)
-        if self.setup.is_exact:
-            sizes = self.values.sizes
-            size = tuple(int(size) for size in (sizes.samples, sizes.hidden, np.sum(sizes.inputs)))
-        return Resources(bytes_per_run, group_within_memory(bytes_per_run), size)
-
-
-def group_within_memory(bytes_per_run: float) -> int:
-    """The number of runs that advance together."""
-    return int(max(1, min(1 << 10, GROUP_BYTES // bytes_per_run)))
+    def sizes(self) -> tuple[int, ...]:
+        if not self.setup.is_exact:
+            return ()
+        sizes = self.values.sizes
+        return tuple(int(size) for size in (sizes.samples, sizes.hidden, np.sum(sizes.inputs)))
 
 
 def layer_parameters(problem: DeepLinear, width_per_dimension: float) -> Parameters:

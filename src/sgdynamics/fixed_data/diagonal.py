@@ -19,27 +19,31 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, RandomKey, RandomKeys, Scalar
+from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, RandomKey, Scalar
 from sgdynamics.base.random import normals_and_uniforms, step_key
-from sgdynamics.fixed_data.deep_linear import FIRST_STEP, LARGEST, TOLERANCE, at_step
 from sgdynamics.fixed_data.matrix_conditioning import (
+    TOLERANCE,
     GaussianMatrix,
     frame_draw,
     limit_draw,
     product,
     transposed_product,
 )
+from sgdynamics.fixed_data.network_runs import (
+    FIRST_STEP,
+    RunEquations,
+    at_step,
+    selected_residual,
+)
 from sgdynamics.samples.input_covariance import block_sizes as largest_remainder
 
-SMALLEST_CAPACITY = 16  # steps for which memory is allocated at least
 FIRST_SLOTS = 1  # directions of the sample space before the first step: the noise
 
 
@@ -182,24 +186,6 @@ def _with_residual(
     return state._replace(matrix=matrix, in_use=in_use, residual=outputs - state.noise)
 
 
-def _selected_residual(
-    setup: DiagonalSetup,
-    parameters: DiagonalParameters,
-    residual: Float[Numeric, " samples"],
-    slot: IntScalar,
-    key: RandomKey,
-) -> Float[Numeric, " samples"]:
-    """s e/divisor with the selection s of the samples of this step."""
-    if not setup.selects:
-        return residual
-    fraction, divisor = parameters.algorithm["fraction"], parameters.algorithm["divisor"]
-    if not setup.has_frame:
-        uniform = normals_and_uniforms(key, 0, setup.samples)[1]
-        return jnp.where(uniform < fraction, residual, 0.0) / divisor
-    length = jnp.sqrt(fraction * (1 - fraction) * jnp.sum(residual**2))
-    return (fraction * residual).at[slot].add(length) / divisor
-
-
 def _fresh_gradient(
     setup: DiagonalSetup, parameters: DiagonalParameters, state: DiagonalState, key: RandomKey
 ) -> Float[Numeric, " d"]:
@@ -221,7 +207,15 @@ def _data_gradient(
     """G^T e on the data set, and the state with G conditioned on it."""
     batch_key, draw_key = jax.random.split(key)
     slot = FIRST_SLOTS + setup.slots_per_step * visit + 1
-    selected = _selected_residual(setup, parameters, state.residual, slot, batch_key)
+    selected = state.residual
+    if setup.selects:
+        selected = selected_residual(
+            selected,
+            parameters.algorithm,
+            slot,
+            batch_key,
+            has_coordinates=not setup.has_frame,
+        )
     if setup.method == "direct":
         assert state.inputs is not None
         return state, selected @ state.inputs
@@ -244,6 +238,7 @@ def advance_step(
     number: IntScalar,
 ) -> DiagonalState:
     """Step `number` of one run."""
+    parameters = at_step(parameters, number)
     gradient_key, product_key = jax.random.split(step_key(key, number))
     if setup.is_fresh:
         gradient = _fresh_gradient(setup, parameters, state, gradient_key)
@@ -281,78 +276,14 @@ def observe(
     return values
 
 
-# ---- many runs and steps
+def largest_weight(state: DiagonalState) -> Scalar:
+    """The largest sum of the sizes of the two weights of a coordinate."""
+    return jnp.max(jnp.abs(jnp.asarray(state.u)) + jnp.abs(jnp.asarray(state.v)))
 
 
-def capacity_of(setup: DiagonalSetup, steps: int) -> int:
-    """Number of steps for which memory is allocated, one of few because each is compiled.
-
-    They are multiples of a quarter of a power of two.
-    """
-    if setup.method == "direct":
-        return 0
-    quarter = 1 << max(0, math.floor(math.log2(max(steps, 1))) - 2)
-    return max(SMALLEST_CAPACITY, quarter * math.ceil(steps / quarter))
-
-
-def with_capacity(
-    setup: DiagonalSetup, parameters: DiagonalParameters, states: DiagonalState, steps: int
-) -> DiagonalState:
-    """The same runs (leading axis) with memory for this many steps."""
-    larger = jax.eval_shape(partial(initial_state, setup, steps), parameters, jax.random.key(0))
-    # The first directions come first on each axis, so that all arrays grow at their ends.
-    return jax.tree.map(
-        lambda leaf, target: jnp.pad(
-            leaf,
-            [(0, 0)]
-            + [(0, size - old) for size, old in zip(target.shape, leaf.shape[1:], strict=True)],
-        ),
-        states,
-        larger,
-    )
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def initial_states(
-    setup: DiagonalSetup, steps: int, parameters: DiagonalParameters, keys: RandomKeys
-) -> DiagonalState:
-    """Runs at step 0 (leading axis), with memory for this many steps."""
-    return jax.vmap(partial(initial_state, setup, steps, parameters))(keys)
-
-
-@partial(jax.jit, static_argnums=0)
-def observe_states(
-    setup: DiagonalSetup, parameters: DiagonalParameters, states: DiagonalState
-) -> dict[str, Numeric]:
-    """The observables of many runs (leading axis)."""
-    return jax.vmap(partial(observe, setup, parameters))(states)
-
-
-@partial(jax.jit, static_argnums=0, donate_argnums=2)
-def advance_states(
-    setup: DiagonalSetup,
-    parameters: DiagonalParameters,
-    states: DiagonalState,
-    keys: RandomKeys,
-    first: IntScalar,
-    end: IntScalar,
-) -> tuple[DiagonalState, Int[Numeric, " runs"]]:
-    """All runs (leading axis) from step `first` to `end`, and their last finite steps."""
-
-    def advance(
-        number: IntScalar, carry: tuple[DiagonalState, Int[Numeric, " runs"]]
-    ) -> tuple[DiagonalState, Int[Numeric, " runs"]]:
-        states, last_good = carry
-        # The schedule is that of all algorithms; only the types of the parameters differ.
-        values: DiagonalParameters = cast(Any, at_step)(parameters, number)
-        states = jax.vmap(lambda state, key: advance_step(setup, values, state, key, number))(
-            states, keys
-        )
-        sizes = jnp.max(jnp.abs(states.u) + jnp.abs(states.v), axis=1)
-        return states, jnp.where(sizes < LARGEST, number + 1, last_good)
-
-    last_good = jnp.full(keys.shape[0], first)
-    return jax.lax.fori_loop(first, end, advance, (states, last_good))
+EQUATIONS: RunEquations[DiagonalSetup, DiagonalParameters, DiagonalState] = RunEquations(
+    initial_state, advance_step, observe, largest_weight
+)
 
 
 def coordinates(

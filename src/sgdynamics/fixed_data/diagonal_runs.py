@@ -9,33 +9,23 @@ import numpy as np
 from sgdynamics.algorithms.fixed_data import FixedData, MultiPassSGD
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numeric, RandomKeys
-from sgdynamics.base.precision import float64
-from sgdynamics.base.random import run_keys
-from sgdynamics.fixed_data.deep_linear_runs import group_within_memory, hyperparameters_of
 from sgdynamics.fixed_data.diagonal import (
+    EQUATIONS,
     DiagonalParameters,
     DiagonalSetup,
     DiagonalState,
-    advance_states,
-    capacity_of,
     coordinates,
-    initial_states,
-    observe_states,
-    with_capacity,
+)
+from sgdynamics.fixed_data.network_runs import (
+    NetworkRuns,
+    hyperparameters_of,
+    quarter_of_power,
 )
 from sgdynamics.problems.diagonal import DiagonalNetwork
 from sgdynamics.samples import input_covariance
-from sgdynamics.simulation.running import (
-    NO_OBSERVATION,
-    AdvanceResult,
-    Observation,
-    Resources,
-    Simulator,
-)
 
 
-class DiagonalRuns(Simulator):
+class DiagonalRuns(NetworkRuns[DiagonalSetup, DiagonalParameters, DiagonalState]):
     """Runs of a diagonal network with d explicit coordinates.
 
     Parameters
@@ -55,6 +45,8 @@ class DiagonalRuns(Simulator):
     seed : int
         Seed of the random number generator.
     """
+
+    equations = EQUATIONS
 
     def __init__(
         self,
@@ -83,7 +75,7 @@ class DiagonalRuns(Simulator):
         has_frame = method == "limit" or (
             method == "exact" and not selects and last_step + 3 < samples
         )
-        self.setup = DiagonalSetup(
+        setup = DiagonalSetup(
             method=method,
             dimension=d,
             samples=round(samples),
@@ -93,7 +85,7 @@ class DiagonalRuns(Simulator):
             atoms=atoms,
         )
         names = ("start", "noise", "weight_decay")
-        self.values = DiagonalParameters(
+        values = DiagonalParameters(
             np.float64(samples),
             teacher,
             atom,
@@ -103,43 +95,19 @@ class DiagonalRuns(Simulator):
             np.float64(1.0 if on_data else 1 / d),
             np.float64(0.0 if on_data else samples / d),
         )
-        self.capacity, self.seed = capacity_of(self.setup, last_step), seed
+        super().__init__(setup, values, last_step, seed)
 
-    @float64
-    def initial(self, chosen: np.ndarray) -> DiagonalState:
-        return initial_states(self.setup, self.capacity, self.values, run_keys(self.seed, chosen))
+    def capacity_of(self, steps: int) -> int:
+        return 0 if self.setup.method == "direct" else quarter_of_power(steps)
 
-    def advance(
-        self,
-        state: DiagonalState,
-        keys: RandomKeys,
-        since: int,
-        end: int,
-        observation: Observation = NO_OBSERVATION,
-    ) -> AdvanceResult:
-        assert observation.observe is None, "first passages are not observed in diagonal networks"
-        if capacity_of(self.setup, end) > self.capacity:
-            self.capacity = capacity_of(self.setup, end)
-            state = with_capacity(self.setup, self.values, state, self.capacity)
-        advanced = advance_states(
-            self.setup, self.values, state, keys, np.int64(since), np.int64(end)
-        )
-        return *advanced, observation.records
-
-    def overlaps(self, state: DiagonalState) -> dict[str, Numeric]:
-        return observe_states(self.setup, self.values, state)
+    def bytes_per_run(self, capacity: int) -> float:
+        # The state, and a copy while a step changes it
+        return 16.0 * self.setup.count_numbers(capacity)
 
     @property
-    def grain(self) -> int:
-        return 1
-
-    def resources(self, steps: float = 0.0) -> Resources:
+    def sizes(self) -> tuple[int, ...]:
         setup = self.setup
-        # The state, and a copy while a step changes it
-        capacity = max(self.capacity, capacity_of(setup, int(steps)))
-        bytes_per_run = 16.0 * setup.count_numbers(capacity)
-        size = () if setup.method == "limit" else (setup.samples, setup.dimension)
-        return Resources(bytes_per_run, group_within_memory(bytes_per_run), size)
+        return () if setup.method == "limit" else (setup.samples, setup.dimension)
 
     def state_values(self, state: DiagonalState) -> dict[str, Any]:
         """The predictor weights and the teacher weights by coordinate, for figures and tests."""

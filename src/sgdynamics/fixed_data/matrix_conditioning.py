@@ -31,6 +31,7 @@ from sgdynamics.base.random import draw_chi, normals_at, uniforms_at
 
 # Count of the random numbers of the lengths, beyond those of any frame
 LENGTH_COUNT = np.uint64(1 << 50)
+TOLERANCE = 1e-10  # relative length of a residual that is rounding and no new direction
 
 
 class GaussianMatrix(NamedTuple):

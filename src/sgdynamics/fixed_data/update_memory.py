@@ -115,6 +115,8 @@ class KnownGradients(GradientSource):
         The normals of the step.
     overlaps : callable, optional
         Function of the rows that returns their overlaps.
+    means : list of dict
+        The means over the samples at these gradients, and zeros for a further one.
     """
 
     def __init__(
@@ -122,8 +124,10 @@ class KnownGradients(GradientSource):
         gradients: list[tuple[Numeric, Numeric]],
         noise: Numeric | None = None,
         overlaps: Callable[[Numeric], LossOverlaps] | None = None,
+        means: list[dict[str, Numeric]] | None = None,
     ) -> None:
         self.gradients, self.normals, self.overlaps_of = gradients, noise, overlaps
+        self.known_means = means or []
         self.evaluations = 0
         self.point: tuple[Numeric, Numeric] | None = None
 
@@ -137,6 +141,9 @@ class KnownGradients(GradientSource):
             moved = rows if shift is None else rows + shift
             self.point = (moved, head if head_shift is None else head + head_shift)
         return jnp.zeros_like(rows), jnp.zeros_like(head)
+
+    def means(self) -> dict[str, Numeric]:
+        return self.known_means[min(self.evaluations, len(self.known_means)) - 1]
 
     def noise(self) -> Numeric:
         assert self.normals is not None

@@ -40,6 +40,7 @@ from sgdynamics.fixed_data.matrix_conditioning import (
     orthogonal_part,
     principal_residuals,
 )
+from sgdynamics.fixed_data.network_runs import velocity_and_move
 from sgdynamics.problems.activations import Activation
 
 SMALLEST = 1e-300  # of a squared length that is divided by
@@ -316,14 +317,9 @@ def advance_step(
     # The loss is the mean over the samples.
     signals = parameters.gamma0 * residuals / samples
     gradients = _gradients(setup, parameters, state, passes, signals)
-    velocity, moves = None, gradients
-    if setup.velocity:
-        beta = jnp.asarray(parameters.beta)
-        beta = beta if beta.ndim == 0 else beta[number]
-        velocity = jax.tree.map(lambda old, new: beta * old + new, state.velocity, gradients)
-        moves = velocity
-        if setup.velocity == "nesterov":
-            moves = jax.tree.map(lambda new, old: new + beta * old, gradients, velocity)
+    beta = jnp.asarray(parameters.beta)
+    beta = beta if beta.ndim == 0 else beta[number]
+    velocity, moves = velocity_and_move(setup.velocity, state.velocity, gradients, beta)
     lr = learning_rate(parameters, number)
     weights = jax.tree.map(lambda old, move: old + lr * move, state.weights, moves)
     return state._replace(weights=weights, velocity=velocity)

@@ -91,8 +91,10 @@ class Frame:
         # which stay empty here.
         self.layout = Layout(structure, self.batch, single_step=True, update=law, spare=spare)
         self.inside = self.layout.inside
-        # A linear update sees the gradient noise of p rows, and the p rows of its own noise.
-        self.new = (1 + law.noise) * self.p if law.linear else self.layout.columns
+        # A linear update sees the gradient noise of p rows, and the p rows of its own noise or of
+        # its random selection of coordinates.
+        own = law.noise or law.selects
+        self.new = (1 + own) * self.p if law.linear else self.layout.columns
         C = jnp.broadcast_to(self.parameters["frame"], (self.blocks, self.k, self.k))
         T = _divide_by_frame(M, C)
         L = _root(Q - T @ jnp.swapaxes(T, -1, -2))
@@ -218,6 +220,26 @@ class Frame:
         overlaps.
         """
         return jnp.sqrt(self.eigenvalues * self.sizes / samples)[:, None, None] * _root(noise)
+
+    def select(
+        self, rows: Float[Numeric, "p flat"], share: Scalar | None, count: Scalar | None
+    ) -> Float[Numeric, "p flat"]:
+        """Return rows with a random share q of their coordinates.
+
+        For rows X that are spread over all coordinates, and a random set S of them,
+
+            E[X_S] = q X,     E[X_S X_S^T] = q X X^T.
+
+        The last new columns are a root of q (1 - q) X X^T. A memory that is forgotten in O(1) steps
+        needs the mean only: what S leaves out is sent soon afterwards.
+        """
+        q = share if share is not None else jnp.asarray(count) / self.D
+        if self.law.memory == "fast":
+            return q * rows
+        X = self.split_blocks(rows)
+        spread = jnp.sqrt(q * (1 - q)) * _root(X @ jnp.swapaxes(X, -1, -2))
+        columns = slice(self.inside + self.p, self.inside + 2 * self.p)
+        return self.flatten_blocks(jnp.asarray(q * X).at[..., columns].set(spread))
 
     def coordinate_covariance(self, G: Float[Numeric, "p flat"]) -> Float[Numeric, "blocks p p"]:
         """Return the covariance of the rows of a gradient over the coordinates of each block."""

@@ -179,6 +179,9 @@ class _MeanBatch(GradientSource):
         rows = jnp.sqrt(frame.sizes)[:, None, None] * jnp.eye(frame.p)
         return frame.flatten_blocks(jnp.pad(rows, ((0, 0), (0, 0), (frame.inside + frame.p, 0))))
 
+    def select(self, rows: Numeric, share: Scalar | None, count: Scalar | None) -> Numeric:
+        return self.frame.select(rows, share, count)
+
     def squares(self, G: Numeric) -> Numeric:
         return self.frame.squares(G)
 

@@ -37,6 +37,7 @@ from sgdynamics.simulation.running import (
     Observation,
     Observe,
     Resources,
+    RunSetting,
     Simulator,
 )
 from sgdynamics.simulation.span_draws import draw_span
@@ -57,24 +58,14 @@ class ExactChain(Simulator):
         The problem.
     algorithm : OnePassSGD
         The training algorithm.
-    start : Start
-        Initial condition of the runs.
-    dimension : int
-        Dimension of the inputs.
-    block_sizes : ndarray
-        Dimensions of the covariance blocks.
+    setting : RunSetting
+        Start, dimension and covariance blocks of the runs.
     """
 
     divides_over_devices = True
 
-    def __init__(
-        self,
-        problem: Problem,
-        algorithm: OnePassSGD,
-        start: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
-    ) -> None:
+    def __init__(self, problem: Problem, algorithm: OnePassSGD, setting: RunSetting[Start]) -> None:
+        block_sizes = setting.block_sizes
         # Simulations need a constant integer (`OnePassSGD.counts`).
         assert isinstance(algorithm.batch, int)
         layout = Layout(problem.structure, algorithm.batch, update=algorithm.law)
@@ -85,9 +76,9 @@ class ExactChain(Simulator):
         if algorithm.stepping is not None:
             self.moves_per_step = algorithm.stepping.moves
         # Floats that are traced: one compiled program serves all dimensions.
-        self.dimension = np.float64(dimension)
+        self.dimension = np.float64(setting.dimension)
         self.block_sizes = block_sizes.astype(np.float64)
-        start_of_sets = update_start(algorithm.stepping, start)
+        start_of_sets = update_start(algorithm.stepping, setting.start)
         self.T, self.L = compressed_rows(problem, start_of_sets, block_sizes)
         self.head, self.scalars = start_of_sets.a, start_of_sets.scalars
 

@@ -16,7 +16,8 @@ from sgdynamics.base import checks
 from sgdynamics.base.controls import Schedule
 from sgdynamics.base.progress import warn
 from sgdynamics.fixed_data.deep_linear import DeepSizes
-from sgdynamics.fixed_data.deep_linear_runs import DeepRuns, velocity_of
+from sgdynamics.fixed_data.deep_linear_runs import DeepRuns
+from sgdynamics.fixed_data.network_runs import velocity_of
 from sgdynamics.problems.deep_linear import DeepLinear
 from sgdynamics.results.build import build_result, divergence_warning
 from sgdynamics.results.clock import time_at_alpha

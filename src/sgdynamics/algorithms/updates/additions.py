@@ -11,19 +11,23 @@ from jaxtyping import Float
 
 from sgdynamics.algorithms.updates.gradient_source import Gradient, head_columns
 from sgdynamics.algorithms.updates.law import Increments, Law, step_equation
+from sgdynamics.algorithms.updates.sample_memory import inner_rule
 from sgdynamics.algorithms.updates.update import MAKERS, Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, Parameters, RealArray, Scalar, State
 from sgdynamics.base.controls import Schedule, scalar_or_schedule
 
 
-def _plain(state: State, gradient: Gradient, lr: Scalar, D: Scalar, number: Scalar) -> Increments:
+def plain_step(
+    state: State, gradient: Gradient, lr: Scalar, D: Scalar, number: Scalar
+) -> Increments:
+    """Return the plain step -(lr/D) G."""
     return {"weights": -lr / D * gradient(state["weights"])}
 
 
 NORMALS = r"N,\quad N_{i j} \sim \mathcal{N}(0, 1)"
 PLAIN = Update(
-    Law("plain", _plain, linear=True, linear_in_rows=True, equations=(step_equation("G"),))
+    Law("plain", plain_step, linear=True, linear_in_rows=True, equations=(step_equation("G"),))
 )
 
 
@@ -40,6 +44,9 @@ def _validate_inner(of: Update | Mapping[str, Any] | None) -> Update:
             of,
             "Pass another update, such as sgd.updates.momentum(0.9), or omit it for plain steps.",
         )
+    if of.law.delays:
+        fix = "delayed gradients have no additions. Set weight_decay in the problem."
+        raise checks.reject("of", of, fix)
     return of
 
 
@@ -137,6 +144,7 @@ def weight_decay(
         inner.law,
         name="weight_decay",
         step=step,
+        on_sample=inner_rule(inner.law),
         equations=_decay_equations(inner.law, decoupled),
         image="",
         equivalent_rate="",
@@ -232,7 +240,8 @@ def thermal(temperature: Schedule | float, of: Update | None) -> Update:
     This is one-pass Langevin dynamics.
     """
     inner = PLAIN if of is None else of
-    if inner.law.coordinatewise or inner.law.noise or inner.law.iterate != "weights":
+    has_own_draws = inner.law.coordinatewise or inner.law.noise or inner.law.delays
+    if has_own_draws or inner.law.iterate != "weights":
         raise checks.reject(
             "temperature",
             temperature,
@@ -246,6 +255,7 @@ def thermal(temperature: Schedule | float, of: Update | None) -> Update:
         inner.law,
         step=_ThermalStep(inner.law),
         noise=True,
+        on_sample=inner_rule(inner.law),
         equations=(*inner.law.equations, kick),
         image="" if inner is not PLAIN else r"\frac{h}{B}",
         equivalent_rate="",
@@ -312,6 +322,7 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
         name="gradient_noise",
         step=_NoiseStep(inner.law),
         noise=True,
+        on_sample=inner_rule(inner.law),
         equations=(
             *inner.law.equations,
             step_equation(f"s {NORMALS}"),

@@ -12,10 +12,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jaxtyping import Float
 
 from sgdynamics.algorithms.updates.law import Law, count_row_sets
-from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, RealArray, Scalar
+from sgdynamics.base.arrays import (
+    DType,
+    IntScalar,
+    Numeric,
+    Parameters,
+    RandomKey,
+    RealArray,
+    Scalar,
+)
 from sgdynamics.problems.moves import LossOverlaps
 from sgdynamics.problems.structure import Structure
 
@@ -33,6 +42,8 @@ class Rows(NamedTuple):
         Scalars and averages of squares of the update.
     signals : array, optional
         Signals of the run in d dimensions, if each run has its own.
+    earlier : array, optional
+        Weights of earlier steps, for gradients that are late.
     """
 
     rows: Numeric
@@ -40,6 +51,7 @@ class Rows(NamedTuple):
     scalars: tuple[RealArray, ...] = ()
     squares: tuple[Numeric, ...] = ()
     signals: Numeric | None = None
+    earlier: Numeric | None = None
 
 
 class GradientSource(ABC):
@@ -67,8 +79,19 @@ class GradientSource(ABC):
         """Return p rows of independent standard normals."""
         raise NotImplementedError
 
+    def select(self, rows: Numeric, share: Scalar | None, count: Scalar | None) -> Numeric:
+        """Return rows with the entries of random coordinates; the others are 0.
+
+        They are a share of all coordinates, or this number of them.
+        """
+        raise NotImplementedError
+
     def overlaps(self, rows: Numeric) -> LossOverlaps:
         """Return Q, M and P for these rows of the weights, in total and by covariance block."""
+        raise NotImplementedError
+
+    def means(self) -> dict[str, Numeric]:
+        """Return the means over the samples that belong to the last gradient."""
         raise NotImplementedError
 
     def squares(self, G: Float[Numeric, "p columns"]) -> Numeric:
@@ -78,6 +101,27 @@ class GradientSource(ABC):
     def sign(self, G: Float[Numeric, "p columns"]) -> Numeric:
         """Return the signs of the coordinates of a gradient."""
         return jnp.sign(G)
+
+
+def draw_order(key: RandomKey, dimension: int, dtype: DType) -> Float[Array, " d"]:
+    """Return random ranks 0, ..., d - 1 of the coordinates, plus one uniform number below 1.
+
+    A real number k of coordinates are those of a value below k: as many as k in the mean.
+    """
+    order_key, rounding_key = jax.random.split(key)
+    ranks = jax.random.permutation(order_key, dimension).astype(dtype)
+    return ranks + jax.random.uniform(rounding_key, (), dtype)
+
+
+def select_coordinates(
+    order: Float[Numeric, " d"],
+    rows: Float[Numeric, "p d"],
+    share: Scalar | None,
+    count: Scalar | None,
+) -> Float[Numeric, "p d"]:
+    """Return the entries of rows at the first coordinates of an order of `draw_order`."""
+    number = jnp.asarray(count if share is None else share * order.shape[0])
+    return jnp.where(jnp.asarray(order) < number, rows, jnp.zeros_like(rows))
 
 
 def head_columns(width: int, head_size: int) -> int:
@@ -181,6 +225,25 @@ class Gradient:
         normals = self.source.noise()
         return self.join_head(normals, jnp.zeros_like(self.head, dtype=normals.dtype))
 
+    def select(
+        self,
+        rows: Float[Numeric, "p columns"],
+        share: Scalar | None = None,
+        count: Scalar | None = None,
+        rescaled: bool = False,
+    ) -> Float[Numeric, "p columns"]:
+        """Return rows with the entries of a random set of coordinates; the others are 0.
+
+        The set is the same for all rows: a share of the coordinates, or this number of them. With
+        `rescaled` the entries are divided by the share. The column of the head is not changed.
+        """
+        W, head = self.split_head(rows)
+        selected = self.source.select(W, share, count)
+        if rescaled:
+            assert share is not None
+            selected = selected / share
+        return self.join_head(selected, head)
+
     def squares(self, G: Float[Numeric, "p columns"]) -> Numeric:
         """Return the squares of the coordinates of a gradient.
 
@@ -191,6 +254,11 @@ class Gradient:
     def sign(self, G: Float[Numeric, "p columns"]) -> Numeric:
         """Return the signs of the coordinates of a gradient."""
         return self.source.sign(G)
+
+    @property
+    def means(self) -> dict[str, Numeric]:
+        """Means over the samples of an update with ``on_sample``, at the last gradient."""
+        return self.source.means()
 
     def overlaps(self, rows: Float[Numeric, "p columns"]) -> LossOverlaps:
         """Return the overlaps of the weights, the argument of a rate that depends on the state."""

@@ -64,6 +64,10 @@ class Law:
         Whether the weights may be constrained to the sphere.
     noise : bool
         Whether the step draws ``gradient.noise()``.
+    selects : bool
+        Whether the step calls ``gradient.select``, once, for a random set of coordinates.
+    delays : bool
+        Whether the gradient is that of earlier weights, of which the step knows nothing.
     coordinatewise : bool
         Whether the step acts on each coordinate of the input space separately.
     axes : bool
@@ -83,6 +87,13 @@ class Law:
         large values of D.
     state_rate : callable, optional
         Function of the overlaps that multiplies the step.
+    on_sample : callable, optional
+        Function of single samples of a data set that replaces dloss/dfields in every gradient
+        (`sample_memory`).
+    samples : tuple of str
+        Names of the values that it stores for every sample.
+    means : tuple of str
+        Names of its means over the samples, which the step reads as ``gradient.means``.
     averaging : tuple of str
         Name of the hyperparameter c of an average over D/c steps, or of two whose ratio is c.
     equations : tuple of str
@@ -112,6 +123,8 @@ class Law:
     trains_head: bool = True
     allows_sphere: bool = True
     noise: bool = False
+    selects: bool = False
+    delays: bool = False
     coordinatewise: bool = False
     axes: bool = False
     jumps: bool = False
@@ -120,6 +133,9 @@ class Law:
     no_limit: str = ""
     scales: bool = True
     state_rate: Function | None = None
+    on_sample: Callable[..., Any] | None = None
+    samples: tuple[str, ...] = ()
+    means: tuple[str, ...] = ()
     averaging: tuple[str, ...] = ()
     equations: tuple[str, ...] = ()
     image: str = ""
@@ -135,6 +151,8 @@ def count_row_sets(law: Law | None) -> int:
 SYMBOLS = {
     "beta": r"\beta",
     "memory": "c",
+    "period": "m",
+    "dual_lr": r"\sigma",
     "eps": r"\varepsilon",
     "threshold": r"\theta",
     "start": "s_0",
@@ -150,6 +168,9 @@ SYMBOLS = {
     "times": "k",
     "radius": "r",
     "reach": r"\varrho",
+    "share": "q",
+    "per_step": "k",
+    "per_dimension": r"\tau",
 }
 
 
