@@ -91,7 +91,7 @@ class Channel(ABC):
     end : float
         Limit r of V J for V -> 0, which is positive without noise.
     offset : float
-        With additive noise J grows as 1/(V + offset rho), up to V of this order.
+        Variance V/rho below which additive noise bounds J ~ 1/(V + offset rho).
     """
 
     rho: float
@@ -418,12 +418,12 @@ class NoisyChannel(AdditiveChannel):
         count = max(1, int(np.ptp(y) / (8 * sigma))) if is_gaussian else 1
         reach = 8.5 * sigma if is_gaussian else np.inf
         J = psi = 0.0
-        for part in np.array_split(np.arange(len(y)), count):
-            is_near = (means > y[part[0]] - reach) & (means < y[part[-1]] + reach)
-            law = self.density((y[part] - means[is_near, None]) / sigma) / sigma
+        for group in np.array_split(np.arange(len(y)), count):
+            is_near = (means > y[group[0]] - reach) & (means < y[group[-1]] + reach)
+            law = self.density((y[group] - means[is_near, None]) / sigma) / sigma
             Z, dZ = posterior[:, is_near] @ law, slopes[:, is_near] @ law
-            J += float(weights @ square_over(dZ, Z) @ dy[part])
-            psi += float(weights @ entropy_term(Z) @ dy[part])
+            J += float(weights @ square_over(dZ, Z) @ dy[group])
+            psi += float(weights @ entropy_term(Z) @ dy[group])
         return Information(J, psi)
 
     def _z_edges(self, width: float) -> np.ndarray:

@@ -81,9 +81,9 @@ class SmallNoise:
         owner = np.repeat(owner, len(nodes))
         J = psi = 0.0
         for first in range(0, len(y), CHUNK):
-            part = slice(first, first + CHUNK)
-            Z, dZ = self._distributions(om[owner[part]], y[part], width, resolution)
-            own = mass.ravel()[part]
+            pairs = slice(first, first + CHUNK)
+            Z, dZ = self._distributions(om[owner[pairs]], y[pairs], width, resolution)
+            own = mass.ravel()[pairs]
             is_positive = Z > 1e-290
             safe = np.where(is_positive, Z, 1.0)
             J += float(np.sum(own * np.where(is_positive, dZ**2 / safe, 0.0)))

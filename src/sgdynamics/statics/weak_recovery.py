@@ -111,8 +111,8 @@ def weak_recovery(problem: Problem) -> WeakRecovery:
         return _thresholds(BayesStates(setup))
     except GridTooLargeError:
         fix = (
-            "after the first directions are learned, another one remains unknown up to so many "
-            "samples per dimension that the quadrature of the labels becomes too large"
+            "after the first directions are learned, another one remains unknown, and the "
+            "quadrature of the labels becomes too large before it is learned"
         )
         raise checks.reject("problem", problem.kind, fix) from None
 
