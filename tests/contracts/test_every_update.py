@@ -46,6 +46,7 @@ UPDATES = {
     "sam": lambda: U.sam(reach=0.2),
     "sam of a radius": lambda: U.sam(0.2),
     "row_adam": lambda width=1: U.row_adam(width, memory=1.0, beta=0.8),
+    "separate": lambda: U.separate(rows=U.momentum(0.9)),
     "schedule_free": lambda: U.schedule_free(0.9),
     "sign": lambda: U.sign(),
     "sparse": lambda: U.sparse(share=0.4),

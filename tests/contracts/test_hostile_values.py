@@ -431,6 +431,7 @@ CALLS = {
     "updates.nesterov": (updates.nesterov, {"beta": 0.5}),
     "updates.average": (updates.average, {"memory": 0.5}),
     "updates.schedule_free": (updates.schedule_free, {"beta": 0.5}),
+    "updates.separate": (updates.separate, {"rows": None, "head": None}),
     "updates.dana": (updates.dana, {"velocity_rate": 1.0, "delta": 4.0, "offset": 0.5}),
     "updates.reuse": (updates.reuse, {"times": 2}),
     "updates.clipped": (updates.clipped, {"threshold": 1.0, "over": "row"}),
@@ -439,7 +440,10 @@ CALLS = {
     "updates.adagrad_norm": (updates.adagrad_norm, {"start": 0.1}),
     "updates.adam": (
         updates.adam,
-        {"memory": 2.0, "eps": 0.1, "weight_decay": 0.0, "beta": 0.9, "axes": True},
+        {
+            **{"memory": 2.0, "eps": 0.1, "weight_decay": 0.0, "beta": 0.9, "axes": True},
+            "velocity_memory": None,
+        },
     ),
     "updates.sparse": (updates.sparse, {"share": 0.5, "feedback": True}),
     "updates.sparse, per step": (updates.sparse, {"per_step": 2.0}),
@@ -487,7 +491,13 @@ CALLS = {
             **{"activation": "tanh", "input_scale": 1.0, "covariance": None},
         },
     ),
-    "from_torch": (sgd.from_torch, {"optimiser": TORCH_SGD, "dimension": 50, "batch": 1}),
+    "from_torch": (
+        sgd.from_torch,
+        {
+            **{"optimiser": TORCH_SGD, "dimension": 50, "batch": 1},
+            **{"input_scale": 1.0, "network": None},
+        },
+    ),
     "contexts": (
         sgd.contexts,
         {"problems": {"a": PROBLEM, "b": PROBLEM}, "probabilities": [0.5, 0.5], "heads": "shared"},

@@ -64,7 +64,7 @@ class FixedDataDynamics(FieldDynamics):
             return
         check_update(update, law, self.structure)
         if self.structure.top is not None:
-            check_top(update, self.definition)
+            check_top(update)
         if law.on_sample is not None and self.structure.loss.reads_overlaps:
             fix = "a rule for single samples needs a loss of the fields alone. Omit update"
             raise checks.reject("update", update, fix)

@@ -145,7 +145,7 @@ def initial_state(
     head, memory = weights.head.astype(A.dtype), None
     if setup.law is not None:
         first_rates = step.at_step(np.int64(0)).hyperparameters["update"]
-        memory = first_memory(setup.law, first_rates, rows, head)
+        memory = first_memory(setup.law, first_rates, rows, head, trained=structure.trained)
     return ConditionedState(
         P=jnp.zeros((capacity, A.shape[-1]), A.dtype),
         A=jnp.pad(A, ((0, 0), (0, spare), (0, 0))),

@@ -300,10 +300,12 @@ class DirectFixedData(Simulator):
         law, rates = self.options.law, self.context.hyperparameters
         assert law is not None
         parameters = step_parameters(self.context.parameters, rates, np.int64(0))[1]["update"]
-        variances = np.asarray(self.placement.scale) ** 2
-        return jax.vmap(lambda rows, head: first_memory(law, parameters, rows, head, variances))(
-            rows, head
-        )
+        variances, trained = np.asarray(self.placement.scale) ** 2, self.structure.trained
+
+        def first(rows: Numeric, head: Numeric) -> UpdateMemory:
+            return first_memory(law, parameters, rows, head, variances, trained)
+
+        return jax.vmap(first)(rows, head)
 
     def _first_samples(self, runs: int) -> SampleMemory | None:
         """The values that the update stores for every sample, in all runs."""

@@ -118,6 +118,7 @@ def gradient_calls(update: Update, structure: Structure) -> GradientCalls:
         jnp.asarray(generator.standard_normal(heads)),
         tuple(jnp.asarray(1.3) for _ in law.scalars),
         tuple(jnp.ones((p, COLUMNS)) for _ in law.squares),
+        vectors=tuple(jnp.ones(structure.head_size) for _ in law.vector_names(structure.trained)),
     )
     setting = StepSettings(
         jnp.asarray(0.3), jnp.asarray(1.0), jnp.asarray(3), 1.0, jnp.asarray(0.0), structure

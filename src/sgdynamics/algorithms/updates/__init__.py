@@ -30,6 +30,7 @@ from sgdynamics.algorithms.updates.muon import muon
 from sgdynamics.algorithms.updates.own import own
 from sgdynamics.algorithms.updates.primal_dual import pdhg
 from sgdynamics.algorithms.updates.row_adam import row_adam
+from sgdynamics.algorithms.updates.separate import separate
 from sgdynamics.algorithms.updates.state_rate import state_rate
 from sgdynamics.algorithms.updates.step_length import clipped, normalised, reuse, sam
 from sgdynamics.algorithms.updates.update import Update, maker
@@ -60,6 +61,7 @@ __all__ = [
     "saga",
     "sam",
     "schedule_free",
+    "separate",
     "sign",
     "sparse",
     "state_rate",

@@ -31,7 +31,7 @@ PLAIN = Update(
 )
 
 
-def _validate_inner(of: Update | Mapping[str, Any] | None) -> Update:
+def validate_inner(of: Update | Mapping[str, Any] | None, argument: str = "of") -> Update:
     """Return the update that `of` stands for: an update, its record, or None for plain steps."""
     if of is None:
         return PLAIN
@@ -40,7 +40,7 @@ def _validate_inner(of: Update | Mapping[str, Any] | None) -> Update:
         return MAKERS[of["kind"]](**{name: value for name, value in of.items() if name != "kind"})
     if not isinstance(of, Update):
         raise checks.reject(
-            "of",
+            argument,
             of,
             "Pass another update, such as sgd.updates.momentum(0.9), or omit it for plain steps.",
         )
@@ -138,7 +138,10 @@ def weight_decay(
     >>> sgd.updates.weight_decay(0.1, of=sgd.updates.momentum(0.9))
     weight_decay(rate=0.1, of=momentum(beta=0.9))
     """
-    inner = _validate_inner(of)
+    inner = validate_inner(of)
+    if inner.law.vectors and not decoupled:
+        fix = "its parts treat decay in different ways. Use decoupled=True, or decay in each part."
+        raise checks.reject("decoupled", decoupled, fix)
     step = _DecayStep(inner.law, checks.flag("decoupled", decoupled))
     law = replace(
         inner.law,
@@ -303,7 +306,7 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
     >>> sgd.updates.gradient_noise(0.5, of=sgd.updates.clipped(1.0, over="sample"))
     gradient_noise(sigma=0.5, of=clipped(threshold=1, over='sample'))
     """
-    inner = _validate_inner(of)
+    inner = validate_inner(of)
     if inner.law.memory != "none" or inner.law.coordinatewise:
         raise checks.reject(
             "of",

@@ -33,7 +33,14 @@ class Law:
         Names of the scalars.
     squares : tuple of str
         Names of the averages of squared gradients, which have one value per unit and coordinate of
-        the input space. Only coordinatewise updates have them.
+        the input space, and per entry of a trained head. Only coordinatewise updates have them.
+    vectors : tuple of str
+        Names of vectors with one value per entry of a trained head, for an update of the head that
+        differs from that of the rows.
+    fast_vectors : tuple of str
+        Names of the vectors that are forgotten within O(1) steps and are affine in the gradient.
+    leaves : tuple of str
+        Names of the leaves or branches of the top that the update treats separately.
     memory : str
         Memory of past gradients: "none", "slow" for O(D) steps, "fast" for O(1) steps.
     linear : bool
@@ -111,6 +118,9 @@ class Law:
     rows: tuple[str, ...] = ()
     scalars: tuple[str, ...] = ()
     squares: tuple[str, ...] = ()
+    vectors: tuple[str, ...] = ()
+    fast_vectors: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
     memory: str = "none"
     linear: bool = False
     linear_in_rows: bool = False
@@ -140,6 +150,17 @@ class Law:
     equations: tuple[str, ...] = ()
     image: str = ""
     equivalent_rate: str = ""
+
+    def vector_names(self, trained: bool) -> tuple[str, ...]:
+        """Return the names of all vectors over the entries of a trained head.
+
+        They are the parts of the squares that belong to the head, and the vectors of the law.
+        """
+        return (*self.squares, *self.vectors) if trained else ()
+
+    def slow_vector_names(self, trained: bool) -> tuple[str, ...]:
+        """Return the names of the vectors that are part of the ODE."""
+        return tuple(name for name in self.vector_names(trained) if name not in self.fast_vectors)
 
 
 def count_row_sets(law: Law | None) -> int:
