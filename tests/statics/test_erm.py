@@ -348,3 +348,28 @@ def test_gradient_descent_ends_at_the_minimiser():
         end = float(np.mean(path[name].values[:, -1])) if end is None else float(end)
         spread = float(np.max(path[f"{name}_standard_error"].values[:, -1]))
         assert abs(end - result[name].item()) < Z * spread + 2e-3, name
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:early_stopping")
+@pytest.mark.parametrize("covariance", [None, BLOCKS])
+def test_early_stopping_gains_nothing_with_the_best_weight_decay(covariance):
+    """The end of gradient descent is the best ridge regression, and the least risk on its way."""
+    problem = linear(0.4, covariance=covariance)
+    best = sgd.erm(problem, 1.5, weight_decay="best")
+    problem = problem.replace(weight_decay=best.weight_decay.item())
+    algorithm = sgd.GradientDescent(lr=0.4, samples_per_dimension=1.5)
+    start = sgd.start(problem, M=[[0.0]], Q=[[1e-4]])
+    path = sgd.solve_dmft(
+        problem, algorithm, start, steps=[0, 5, 20, 60, 100, 140], paths=8192, progress=False
+    )
+    for name in ("M", "Q", "risk", "train_risk"):
+        value = float(np.mean(path[name].values[:, -1]))
+        error = float(np.max(path[f"{name}_standard_error"].values[:, -1]))
+        assert error < 0.02 * abs(value)
+        assert abs(value - best[name].item()) < Z * error + 1e-3, name
+    stopped = sgd.early_stopping(path.isel(time=slice(0, 5)))
+    floor = sgd.bayes_optimal(problem, [1.5]).risk.item()
+    tolerance = Z * float(np.max(path["risk_standard_error"])) + 1e-3
+    assert abs(float(stopped.risk[0]) - best.risk.item()) < tolerance
+    assert float(stopped.risk[0]) > floor - tolerance

@@ -100,7 +100,12 @@ ENTRIES = [
     Question(
         "exit_time by DMFT",
         "sgdynamics.analysis.exit_times:exit_time",
-        unsupported={**ON_DATA, "message passing": NO_MESSAGE_PASSING},
+        unsupported={
+            **ON_DATA,
+            "message passing": NO_MESSAGE_PASSING,
+            "update on data": None,
+            "coordinatewise update on data": COORDINATES_ON_DATA,
+        },
         example={"method": "dmft"},
         can_be_swept=True,
     ),

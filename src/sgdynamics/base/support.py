@@ -201,11 +201,6 @@ COMBINATIONS: dict[str, dict[str, str | None]] = {
             "data set.",
         ),
     },
-    "top": dict.fromkeys(
-        UPDATES_ON_DATA,
-        "optimisers are not supported for problems with a top: only plain steps, with rates by "
-        "leaf in head_rate. Omit update.",
-    ),
 }
 INFINITE_VARIANCE = (
     "its variance is infinite, so steps of the squared loss have no second moment and this theory "

@@ -12,6 +12,7 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument, Function
 from sgdynamics.base.controls import is_scheduled
 from sgdynamics.base.progress import warn
+from sgdynamics.base.roots import find_minimum
 from sgdynamics.base.support import require
 from sgdynamics.problems.likelihoods import AdditiveLaw, ClusterLaw, Likelihood
 from sgdynamics.problems.problem import Problem
@@ -21,7 +22,6 @@ from sgdynamics.statics.erm_equations import ErmEquations, ErmState, LinearData,
 from sgdynamics.statics.margin import aligned_labels, largest_margin, separability_threshold
 from sgdynamics.statics.prox import ConvexLoss, SquaredLoss, convex_loss
 from sgdynamics.statics.ridge import Ridge, linear_part
-from sgdynamics.statics.roots import find_minimum
 from sgdynamics.statics.setup import setup_of
 from sgdynamics.version import __version__
 

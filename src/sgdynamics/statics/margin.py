@@ -22,9 +22,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy import optimize, special
 
+from sgdynamics.base.roots import find_minimum, find_root
 from sgdynamics.statics.erm_equations import LinearData
 from sgdynamics.statics.field_nodes import LabelledFields, panel_nodes
-from sgdynamics.statics.roots import find_minimum, find_root
 
 LARGEST_SLOPE = 1e6  # |t| beyond this value counts as infinite
 
