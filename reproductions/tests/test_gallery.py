@@ -374,7 +374,6 @@ JUDGED = (
     "protocols",
     "epochs",
     "sparsity",
-    "stages",
     "tops",
     "statics",
 )

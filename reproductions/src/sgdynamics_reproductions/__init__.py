@@ -21,7 +21,6 @@ from sgdynamics_reproductions import (
     scaling_laws,
     several_inputs,
     sparsity,
-    stages,
     statics,
     tops,
 )
@@ -39,7 +38,6 @@ __all__ = [
     "scaling_laws",
     "several_inputs",
     "sparsity",
-    "stages",
     "statics",
     "tops",
 ]
