@@ -37,6 +37,7 @@ from measurement import measure_seconds
 from sgdynamics.base.random import run_keys
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.simulation.gpu import data_gradients
+from sgdynamics.simulation.running import RunSetting
 
 # Parameters of figure 2, in the units of the paper (Mignacco, Urbani and Zdeborova, 2021).
 ALPHA, M0, ETA, BATCH, TAU = 3.0, 0.2, 0.01, 0.5, 1.0
@@ -85,7 +86,9 @@ def library_bandwidth(
     """
     algorithm = algorithm_of(name)
     start = sgd.start(PROBLEM, M=np.full((runs, 1, 1), M0), Q=np.ones((runs, 1, 1)))
-    simulator = DirectFixedData(PROBLEM, algorithm, start, d, PROBLEM.block_dimensions(d), dtype)
+    simulator = DirectFixedData(
+        PROBLEM, algorithm, RunSetting(start, d, PROBLEM.block_dimensions(d), dtype=dtype)
+    )
     if reads == 2:
         simulator.options = simulator.options._replace(kernel="", together=True)
     elif not simulator.options.kernel:

@@ -18,7 +18,7 @@ from sgdynamics.base.random import run_keys
 from sgdynamics.papers.effective_dynamics.outcomes import active_types
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.running import run
+from sgdynamics.simulation.running import RunSetting, run
 
 RUNS, WIDTH, DECAY, SNR = 64, 4, 0.1, 1000.0
 N, TIME, FIGURE_RUNS = 250, 300.0, 1000  # dimension, time and runs of figure 3
@@ -56,7 +56,7 @@ def compile_simulator(simulator_class, d: int):
     problem = sgd.GaussianMixture("xor", snr=SNR, weight_decay=DECAY)
     start = sgd.random_start(problem, dimension=d, runs=RUNS)
     simulator = simulator_class(
-        problem, sgd.OnePassSGD(lr=1.0), start, d, problem.block_dimensions(d)
+        problem, sgd.OnePassSGD(lr=1.0), RunSetting(start, d, problem.block_dimensions(d))
     )
     state, keys = simulator.initial(np.arange(RUNS)), run_keys(0, np.arange(RUNS))
     jax.block_until_ready(simulator.advance(state, keys, 0, simulator.grain))

@@ -132,11 +132,11 @@ def breakable_names(app, pagename, templatename, context, doctree):
         )
 
 
-# --- the table of figures, from the entries of the gallery
+# --- the list of figures, from the entries of the gallery
 
 
-def figures_table(app, docname, source):
-    """Write the table of figures, with their thumbnails, into the page of the gallery."""
+def figure_cards(app, docname, source):
+    """Write a card for each figure, with its thumbnail, into the page of the gallery."""
     if docname != "gallery/index":
         return
     from sgdynamics_reproductions import gallery
@@ -144,16 +144,18 @@ def figures_table(app, docname, source):
     rows = []
     for document, title in gallery.DOCUMENTS.items():
         entries = [entry for entry in gallery.ENTRIES if entry.document == document]
-        rows += [
-            f"\n### {title}\n",
-            "| figure | picture | what it shows | what the document claims |",
-            "| --- | --- | --- | --- |",
-        ]
+        rows += [f"\n### {title}\n", "::::{container} figure-cards"]
         for entry in entries:
             call = f"{document}.{entry.name}"
             link = f"{{py:obj}}`{entry.number} <sgdynamics_reproductions.{call}>`"
-            picture = thumbnail(entry, docname)
-            rows.append(f"| {link} | {picture} | {entry.line} | {entry.claim} |")
+            rows += [
+                ":::{container} figure-card",
+                thumbnail(entry, docname),
+                f"\n{link} {entry.line}\n",
+                f"*Claim*: {entry.claim}",
+                ":::",
+            ]
+        rows.append("::::")
         full_size = {
             entry.number: gallery.full_size().get(f"{document}-{entry.number}") for entry in entries
         }
@@ -228,6 +230,6 @@ def setup(app):
     app.connect("missing-reference", short_reference)
     app.connect("html-page-context", back_links)
     app.connect("html-page-context", breakable_names)
-    app.connect("source-read", figures_table)
+    app.connect("source-read", figure_cards)
     app.connect("source-read", links_to_tests)
     app.connect("source-read", notebooks_of_this_run)

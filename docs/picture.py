@@ -1,4 +1,7 @@
-"""The directive `{picture}`: the figure of the block before it, with a caption.
+"""The directives `{picture}` and `{opening}`: figures of the code blocks, with a caption.
+
+`{picture}` shows the figure of the block before it, `{opening}` at the top of a page that of the
+block which is followed by the sentence `examples.DRAWN`.
 
 `make docs` draws the figures when it runs the examples (see `examples.py`).
 """
@@ -24,12 +27,14 @@ class Picture(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         env = self.env
         source = Path(env.doc2path(env.docname))
-        blocks = examples.blocks(env.docname, source.read_text(encoding="utf-8"))
-        names = [block.picture for block in blocks if block.picture]
-        number = env.temp_data["pictures"] = env.temp_data.get("pictures", 0) + 1
+        blocks = list(examples.blocks(env.docname, source.read_text(encoding="utf-8")))
+        opening = self.name == "opening"
+        names = [block.picture for block in blocks if block.picture and block.opening == opening]
+        number = env.temp_data[self.name] = env.temp_data.get(self.name, 0) + 1
         if number > len(names):
             raise self.error(
                 "A picture must follow directly after the block that draws it, or after its output."
+                f" The block of an opening is followed by: {examples.DRAWN}"
             )
         caption = nodes.caption("", "", *self.parse_inline(self.arguments[0])[0])
         if not env.config.pictures:
@@ -52,4 +57,5 @@ def setup(app: Any) -> dict[str, Any]:
     # False builds the pages without figures, if the examples have not been run.
     app.add_config_value("pictures", True, "env", bool)
     app.add_directive("picture", Picture)
+    app.add_directive("opening", Picture)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

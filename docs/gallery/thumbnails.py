@@ -13,8 +13,9 @@ from PIL import Image
 
 FOLDER = Path(__file__).parent / "thumbnails"
 FULL_SIZE = "-full_size"
-SIZE = (240, 160)  # pixels, at most
-COLOURS = 64
+SIZE = (360, 240)  # pixels, at most
+COLOURS = (64, 32, 16)  # as many as the limit of the file allows
+MAX_BYTES = 25_000
 
 
 def write_thumbnail(picture: Path) -> Path:
@@ -23,7 +24,10 @@ def write_thumbnail(picture: Path) -> Path:
     with Image.open(picture) as figure:
         small = figure.convert("RGB")
         small.thumbnail(SIZE, Image.Resampling.LANCZOS)
-        small.quantize(COLOURS, dither=Image.Dither.NONE).save(target, optimize=True)
+        for colours in COLOURS:
+            small.quantize(colours, dither=Image.Dither.NONE).save(target, optimize=True)
+            if target.stat().st_size <= MAX_BYTES:
+                break
     return target
 
 

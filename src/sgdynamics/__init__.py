@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from sgdynamics.algorithms.from_training import Training as Training
     from sgdynamics.algorithms.from_training import from_training as from_training
     from sgdynamics.algorithms.one_pass import OnePassSGD as OnePassSGD
+    from sgdynamics.algorithms.stable_rates import largest_stable_lr as largest_stable_lr
     from sgdynamics.algorithms.workers import Workers as Workers
-    from sgdynamics.algorithms.workers import largest_stable_lr as largest_stable_lr
     from sgdynamics.analysis import models as models
     from sgdynamics.analysis.certificate import Certificate as Certificate
     from sgdynamics.analysis.certify import certify as certify
@@ -214,7 +214,7 @@ _PACKAGE_OF = {
     "increment_covariance": "sgdynamics.sde.covariance",
     "information_exponent": "sgdynamics.analysis.exponents",
     "labels": "sgdynamics.problems",
-    "largest_stable_lr": "sgdynamics.algorithms.workers",
+    "largest_stable_lr": "sgdynamics.algorithms.stable_rates",
     "leap_complexity": "sgdynamics.analysis.leap_complexity",
     "load": "sgdynamics.results.storage",
     "max_margin": "sgdynamics.statics.erm",

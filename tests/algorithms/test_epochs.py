@@ -27,6 +27,7 @@ from sgdynamics.fixed_data.host_draws import Sampling
 from sgdynamics.fixed_data.sample_space import add_repeated_visits
 from sgdynamics.fixed_data.setup import Setup, StepParameters
 from sgdynamics.papers.epochs.formulas import linear_epochs, two_time
+from sgdynamics.simulation.running import RunSetting
 from sgdynamics.solvers.dmft_cells import failed_save_points, number_of_cells
 from sgdynamics.solvers.dmft_result import large_error_warnings
 from tests.conftest import FALSE_ALARM, Z
@@ -123,7 +124,9 @@ def test_direct_runs_step_by_step(order):
     d, batch, lr, head_rate = 10, 3, 1.5, 0.4
     algorithm = sgd.EpochSGD(lr, 2.0, batch, order, head_rate=head_rate)
     dynamics = algorithm.in_steps(batch / (2.0 * d))
-    simulator = DirectEpochs(problem, dynamics, start, d, problem.block_dimensions(d), seed=5)
+    simulator = DirectEpochs(
+        problem, dynamics, RunSetting(start, d, problem.block_dimensions(d), seed=5)
+    )
     n, key = 20, run_keys(5, np.array([0]))
     with jax.enable_x64(True):
         state = simulator.initial(np.array([0]))

@@ -19,7 +19,7 @@ from sgdynamics.analysis.certificate_statistics import (
 )
 from sgdynamics.analysis.certify import certify
 from sgdynamics.analysis.real_data import DataGap, checked_samples, gap_on_data
-from sgdynamics.dynamics import fields
+from sgdynamics.dynamics import fields, fixed_data
 from sgdynamics.dynamics.choice import dynamics_of
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.simulation.direct import DirectSGD
@@ -233,7 +233,7 @@ def test_a_fixed_data_set(monkeypatch):
     def faster_simulator(problem, algorithm, *arguments):
         return DirectFixedData(problem, replace(algorithm, lr=1.3 * algorithm.lr), *arguments)
 
-    monkeypatch.setattr(fields, "DirectFixedData", faster_simulator)
+    monkeypatch.setattr(fixed_data, "DirectFixedData", faster_simulator)
     assert "exact = direct: law" in failed_checks(certify(PROBLEM, algorithm, START, **FIXED))
     monkeypatch.undo()
     solve_dmft = certificate_runs.solve_dmft

@@ -211,6 +211,7 @@ def simulation_traces(sgd: Any, problem: Any, start: Any) -> Traces:
     """Yield steps of the exact chain and of direct runs."""
     from sgdynamics.simulation.direct import DirectSGD
     from sgdynamics.simulation.exact import ExactChain
+    from sgdynamics.simulation.running import RunSetting
 
     sizes = problem.block_dimensions(DIMENSION)
     single, batched = sgd.OnePassSGD(lr=0.2), sgd.OnePassSGD(lr=0.2, batch=BATCH)
@@ -219,17 +220,18 @@ def simulation_traces(sgd: Any, problem: Any, start: Any) -> Traces:
         (f"chain, batch {BATCH}", ExactChain, batched),
         ("direct", DirectSGD, batched),
     ):
-        arguments = (problem, algorithm, start, DIMENSION, sizes)
+        arguments = (problem, algorithm, RunSetting(start, DIMENSION, sizes))
         yield label, lambda make=simulator, arguments=arguments: advance(make(*arguments))
 
 
 def sde_traces(sgd: Any, problem: Any, start: Any) -> Traces:
     """Yield steps of the SDE."""
     from sgdynamics.sde.paths import SdePaths
+    from sgdynamics.simulation.running import RunSetting
 
     algorithm = sgd.OnePassSGD(lr=0.2, batch=BATCH)
     sizes = problem.block_dimensions(DIMENSION)
-    paths = SdePaths(problem, algorithm, start, DIMENSION, sizes, True)
+    paths = SdePaths(problem, algorithm, RunSetting(start, DIMENSION, sizes), True)
     paths.set_steps(np.array([0, 3]), np.array([0.1]))
     yield "sde", partial(advance, paths)
 

@@ -35,7 +35,8 @@ KINDS = {
 BY_CLASS = {
     "algorithms/equations.py": 3,  # which step is printed
     "algorithms/one_pass.py": 1,
-    "algorithms/workers.py": 2,
+    "algorithms/stable_rates.py": 1,
+    "algorithms/workers.py": 1,
     "analysis/exit_dmft.py": 1,
     "analysis/plateaus.py": 1,  # a plateau needs a student that can represent its teacher
     "analysis/repeats.py": 1,

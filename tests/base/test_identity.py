@@ -187,7 +187,7 @@ def test_functions_of_the_same_factory_are_different_points_of_a_sweep(tmp_path)
 
 
 def test_objects_without_an_identity_raise_only_with_a_store(tmp_path):
-    file = open(os.devnull)  # noqa: SIM115
+    file = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     with file:
 
         def reads(x):

@@ -10,7 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from sgdynamics.base import resources
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
@@ -82,3 +85,17 @@ def test_memory_estimates_are_right_within_a_factor_of_two(case, small, large):
     (small_estimate, small_peak), (large_estimate, large_peak) = measure(small), measure(large)
     ratio = (large_peak - small_peak) / (large_estimate - small_estimate)
     assert 0.5 < ratio < 2.0
+
+
+def test_a_system_that_does_not_report_its_memory_sets_no_limit(monkeypatch):
+    """Windows has neither sysconf nor /proc, and macOS no /proc."""
+
+    def missing(path, **options):
+        raise FileNotFoundError(path)
+
+    with_sysconf = resources.host_bytes()
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert 0 < resources.host_bytes() < np.inf
+    assert 0 < with_sysconf < np.inf
+    monkeypatch.delattr(os, "sysconf_names")
+    assert resources.host_bytes() == np.inf

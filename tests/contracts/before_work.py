@@ -24,7 +24,7 @@ from sgdynamics.analysis import (
 )
 from sgdynamics.analysis.effective import dynamics, scaling
 from sgdynamics.analysis.protocols import optimise
-from sgdynamics.dynamics import axes, diagonal, fields, sliding, spiked_tensor, updates
+from sgdynamics.dynamics import axes, delays, diagonal, fields, sliding, spiked_tensor, updates
 from sgdynamics.mean_field import particles
 from sgdynamics.sde import covariance
 from sgdynamics.simulation import running
@@ -59,6 +59,7 @@ FIRST_CALLS = [
     *(
         (module, "choose_quadrature")
         for module in (
+            delays,
             axes,
             fields,
             updates,

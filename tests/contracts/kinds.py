@@ -89,6 +89,7 @@ PROBLEMS: dict[str, Callable[[], Any]] = {
     "update on data": phase,
     "coordinatewise update on data": phase,
     "workers": phase,
+    "delayed update": phase,
 }
 
 
@@ -102,6 +103,8 @@ def algorithm_of(kind: str, question: str) -> Any:
         return sgd.OnePassSGD(lr=LR, batch=1.5)
     if kind == "other update":
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.normalised())
+    if kind == "delayed update":
+        return sgd.OnePassSGD(lr=LR, update=sgd.updates.delayed(steps=2))
     if kind == "coordinatewise update":
         return sgd.OnePassSGD(lr=LR, update=sgd.updates.sign())
     if kind in ("update on data", "coordinatewise update on data"):
@@ -136,6 +139,7 @@ ALGORITHM_KINDS = (
     "update on data",
     "coordinatewise update on data",
     "workers",
+    "delayed update",
 )
 
 

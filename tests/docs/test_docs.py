@@ -118,6 +118,10 @@ def test_pictures_depend_on_the_code_that_draws_them():
     first, none, second = examples.blocks("howto/page", page)
     assert (first.output, none.output, none.picture) == ("1\n", "", None)
     assert first.picture != second.picture
+    drawn = "```{opening} One.\n```\n\n```python\nx = 1\n```\n\n" + examples.DRAWN
+    (block,) = examples.blocks("howto/page", drawn)
+    assert block.opening
+    assert block.picture == first.picture  # named after the code, wherever it is shown
     changed = list(examples.blocks("howto/page", page.replace("y = 2", "y = 4")))
     assert changed[0].picture == first.picture
     assert changed[2].picture != second.picture
@@ -142,10 +146,23 @@ NO_PICTURE = ("units.md", "theory.md", "citing.md", "howto/command_line.md")
 def test_pages_that_compute_show_pictures(name):
     text = (DOCS / name).read_text(encoding="utf-8")
     pictures = [block for block in examples.blocks(name.removesuffix(".md"), text) if block.picture]
-    assert len(pictures) == text.count("```{picture}"), (
+    assert len(pictures) == text.count("```{picture}") + text.count("```{opening}"), (
         "a picture must follow directly after the block that draws it, or after its output"
     )
+    assert sum(block.opening for block in pictures) == text.count("```{opening}")
     assert bool(pictures) == (name not in NO_PICTURE)
+
+
+STARTS_WITH_CODE = (*NO_PICTURE, "gallery/index.md")
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in STARTS_WITH_CODE])
+def test_pages_that_compute_start_with_a_picture(name):
+    """A reader sees what a page leads to before the code."""
+    text = (DOCS / name).read_text(encoding="utf-8")
+    picture = re.search(r"^(?:```\{opening\}|!\[)", text, re.MULTILINE)
+    assert picture is not None
+    assert picture.start() < text.index("```python")
 
 
 class TolerantChecker(doctest.OutputChecker):

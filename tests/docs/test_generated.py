@@ -164,5 +164,7 @@ def test_thumbnails_belong_to_figures():
     stored = {path.stem for path in (DOCS / "gallery/thumbnails").glob("*.png")}
     assert set(gallery.full_size()) <= stored <= figures
     for name in stored:
-        with Image.open(DOCS / f"gallery/thumbnails/{name}.png") as picture:
-            assert max(picture.size) <= 240, name
+        file = DOCS / f"gallery/thumbnails/{name}.png"
+        assert file.stat().st_size <= 25_000, name
+        with Image.open(file) as picture:
+            assert max(picture.size) <= 360, name

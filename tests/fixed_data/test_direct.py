@@ -14,7 +14,7 @@ from sgdynamics.base.random import normals_and_uniforms, run_keys
 from sgdynamics.fixed_data import direct, direct_steps, sample_stability
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.simulation import running
-from sgdynamics.simulation.running import Resources, run, run_until
+from sgdynamics.simulation.running import Resources, RunSetting, run, run_until
 from tests.conftest import Z
 from tests.simulation.test_behaviour import count_compilations
 
@@ -37,9 +37,8 @@ D, STEPS, SEED = 24, 12, 5
 
 
 def make_simulator(problem, algorithm, start, d=D, together=None, **options):
-    simulator = DirectFixedData(
-        problem, algorithm, start, d, problem.block_dimensions(d), seed=SEED, **options
-    )
+    setting = RunSetting(start, d, problem.block_dimensions(d), seed=SEED, **options)
+    simulator = DirectFixedData(problem, algorithm, setting)
     if together is not None:
         simulator.options = simulator.options._replace(together=together)
     return simulator

@@ -12,6 +12,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.problems.frames import compressed_rows
 from sgdynamics.simulation.direct import DirectSGD, direct_step
+from sgdynamics.simulation.running import RunSetting
 from sgdynamics.solvers import functional
 from sgdynamics.solvers.batch import sampling_errors
 from sgdynamics.solvers.ode import prepare_ode
@@ -175,7 +176,7 @@ def test_finite_dimension_is_the_mean_increment_of_real_steps(name):
     limit = rates(problem, start, lr, head_rate=0.6, batch=batch)
     sizes = problem.block_dimensions(dimension)
     with jax.enable_x64(True):
-        direct = DirectSGD(problem, algorithm, start, dimension, sizes)
+        direct = DirectSGD(problem, algorithm, RunSetting(start, dimension, sizes))
         initial = jax.tree.map(lambda leaf: leaf[0], direct.initial(np.array([0])))
 
         def step(key):

@@ -17,7 +17,7 @@ import sgdynamics as sgd
 from sgdynamics.problems.frames import check_dimension
 from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.running import run
+from sgdynamics.simulation.running import RunSetting, run
 from sgdynamics.solvers import functional
 from tests.conftest import Z, s0
 
@@ -57,7 +57,9 @@ def deviations(d: int, lr: float) -> np.ndarray:
     """max over entries of M and Q of |chain - ODE| over sqrt(lr/(p d)), (run, time)."""
     algorithm = sgd.OnePassSGD(lr=lr)
     chain = ExactChain(
-        PROBLEM, algorithm, broadcast_runs(s0(PROBLEM), RUNS), *check_dimension(PROBLEM, d)
+        PROBLEM,
+        algorithm,
+        RunSetting(broadcast_runs(s0(PROBLEM), RUNS), *check_dimension(PROBLEM, d)),
     )
     exact = PROBLEM.width * SLIDES_TIME * d / lr
     steps = np.round(exact).astype(np.int64)

@@ -13,7 +13,7 @@ from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.running import run
+from sgdynamics.simulation.running import RunSetting, run
 from sgdynamics.solvers import functional
 from tests.conftest import Z, same_law
 
@@ -36,7 +36,7 @@ def after_one_step(problem, d, seed, runs=40_000):
     """
     start = broadcast_runs(reference_start(problem), runs)
     states, _ = run(
-        ExactChain(problem, ALGORITHM, start, d, problem.block_dimensions(d)),
+        ExactChain(problem, ALGORITHM, RunSetting(start, d, problem.block_dimensions(d))),
         runs,
         np.array([1]),
         seed,

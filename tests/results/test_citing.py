@@ -65,7 +65,7 @@ def test_the_table_names_existing_things():
     assert {key for keys in SOURCES.values() for key in keys} <= set(REFERENCES)
     for name in SOURCES:
         target = sgd
-        if name == "covariance":
+        if name == "covariance" or name.startswith(("activation ", "expectation ")):
             continue
         for attribute in name.split("."):
             target = getattr(target, attribute)

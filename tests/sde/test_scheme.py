@@ -12,6 +12,7 @@ import sgdynamics as sgd
 from sgdynamics.sde.drift import SdeState, state_overlaps
 from sgdynamics.sde.paths import SdePaths
 from sgdynamics.sde.scheme import sde_step
+from sgdynamics.simulation.running import RunSetting
 from sgdynamics.solvers import functional
 from tests.conftest import Z
 
@@ -44,7 +45,9 @@ def increments_of_one_step(problem, start, dimension, length, count, higher_orde
     """Increments of M and Q (upper triangle) in independent steps from one start."""
     sizes = problem.block_dimensions(dimension)
     with jax.enable_x64(True):
-        paths = SdePaths(problem, sgd.OnePassSGD(lr=lr), start, dimension, sizes, higher_order)
+        paths = SdePaths(
+            problem, sgd.OnePassSGD(lr=lr), RunSetting(start, dimension, sizes), higher_order
+        )
         state = SdeState(*(leaf[0] for leaf in paths.initial(np.array([0]))))
         after = overlaps_after_one_step(
             paths.structure,

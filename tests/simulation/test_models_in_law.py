@@ -17,7 +17,7 @@ from sgdynamics.problems.overlap_starts import broadcast_runs, validate_start
 from sgdynamics.simulation import span_draws
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.running import run
+from sgdynamics.simulation.running import RunSetting, run
 from tests.conftest import Z, same_law, slow
 
 CORRELATION = [[1.0, 0.4, 0.1], [0.4, 0.8, -0.2], [0.1, -0.2, 1.2]]
@@ -58,7 +58,9 @@ def simulated_overlaps(simulator_class, name, runs, seed, steps=5):
         validate_start(problem, sgd.random_start(problem, dimension=d, seed=1)), runs
     )
     simulator = simulator_class(
-        problem, sgd.OnePassSGD(lr=lr, batch=batch), start, *check_dimension(problem, d, small=True)
+        problem,
+        sgd.OnePassSGD(lr=lr, batch=batch),
+        RunSetting(start, *check_dimension(problem, d, small=True)),
     )
     overlaps, diverged = run(simulator, runs, np.array([steps]), seed, "", False)
     assert np.all(diverged < 0)

@@ -16,7 +16,7 @@ from scipy import integrate, stats
 
 import sgdynamics as sgd
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.running import run
+from sgdynamics.simulation.running import RunSetting, run
 from tests.conftest import Z, same_law
 
 BETA = 3.0
@@ -120,7 +120,7 @@ def test_the_mean_of_one_step_is_that_of_the_chain(kind):
     starts = sgd.start(
         problem, M=np.broadcast_to(M, (runs, 2, 1)), Q=np.broadcast_to(Q, (runs, 2, 2))
     )
-    chain = ExactChain(problem, algorithm, starts, d, problem.block_dimensions(d))
+    chain = ExactChain(problem, algorithm, RunSetting(starts, d, problem.block_dimensions(d)))
     overlaps, _ = run(chain, runs, np.array([0, 1]), 3, "one step", False)
     with jax.enable_x64(True):
         arguments = {
@@ -240,7 +240,7 @@ def test_the_mean_step_and_the_sde_of_a_rule_that_reads_blocks():
         M=np.broadcast_to(start.M_blocks, (runs, 2, 1, 1)),
         Q=np.broadcast_to(start.Q_blocks, (runs, 2, 1, 1)),
     )
-    chain = ExactChain(rule, SGD, many, d, rule.block_dimensions(d))
+    chain = ExactChain(rule, SGD, RunSetting(many, d, rule.block_dimensions(d)))
     overlaps, _ = run(chain, runs, np.array([0, 1]), 3, "one step", False)
     with jax.enable_x64(True):
         arguments = {

@@ -6,6 +6,8 @@ Blocks that are too small to be compressed keep their coordinates.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -66,11 +68,11 @@ def test_fixed_data(has_noise):
         lr=0.2, samples_per_dimension=0.75
     )
 
-    def exact(*arguments):
-        return ExactFixedData(*arguments, seed=3)
+    def exact(problem, algorithm, setting):
+        return ExactFixedData(problem, algorithm, replace(setting, seed=3))
 
-    def direct(*arguments):
-        return DirectFixedData(*arguments, seed=4)
+    def direct(problem, algorithm, setting):
+        return DirectFixedData(problem, algorithm, replace(setting, seed=4))
 
     assert_same_law(problem_of(), algorithm, (exact, direct), d=D, runs=3000, steps=5)
 

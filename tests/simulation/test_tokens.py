@@ -5,6 +5,8 @@ The exact chain and exact fixed data have the law of direct runs in d dimensions
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,7 @@ from sgdynamics.problems.frames import check_dimension
 from sgdynamics.problems.overlap_starts import broadcast_runs, validate_start
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.running import run
+from sgdynamics.simulation.running import RunSetting, run
 from tests.conftest import same_law
 
 CORRELATION = [[1.0, 0.4], [0.4, 0.8]]
@@ -68,7 +70,12 @@ def assert_same_law(problem, algorithm, simulator_classes, *, d=12, runs=6000, s
     )
     dimension, sizes = check_dimension(problem, d, small=True)
     first_result, second_result = (
-        overlaps_of(simulator_class(problem, algorithm, start, dimension, sizes), runs, steps, seed)
+        overlaps_of(
+            simulator_class(problem, algorithm, RunSetting(start, dimension, sizes)),
+            runs,
+            steps,
+            seed,
+        )
         for seed, simulator_class in enumerate(simulator_classes, start=3)
     )
     for name in first_result:
@@ -126,11 +133,11 @@ def test_fixed_data(kind):
     }[kind]
     runs = 3000
 
-    def exact(*arguments):
-        return ExactFixedData(*arguments, seed=3)
+    def exact(problem, algorithm, setting):
+        return ExactFixedData(problem, algorithm, replace(setting, seed=3))
 
-    def direct(*arguments):
-        return DirectFixedData(*arguments, seed=4)
+    def direct(problem, algorithm, setting):
+        return DirectFixedData(problem, algorithm, replace(setting, seed=4))
 
     assert_same_law(problem_of(), algorithm, (exact, direct), d=8, runs=runs, steps=5)
 
@@ -152,8 +159,7 @@ def test_one_token_is_one_input():
                     simulator_class(
                         problem,
                         sgd.OnePassSGD(lr=0.5, batch=3),
-                        start,
-                        *check_dimension(problem, 20),
+                        RunSetting(start, *check_dimension(problem, 20)),
                     ),
                     2,
                     20,

@@ -19,7 +19,7 @@ import pytest
 import sgdynamics as sgd
 from sgdynamics.base.precision import float64
 from sgdynamics.cli.main import main
-from sgdynamics.simulation.gpu import chain_kernel, data_gradients, draws
+from sgdynamics.simulation.gpu import chain_kernel, data_gradients, draws, pallas
 from sgdynamics.simulation.gpu.chain import KernelChain
 from sgdynamics.simulation.running import run
 from tests.conftest import Z
@@ -122,6 +122,8 @@ def test_kernels_are_interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     # Drawing ahead changes the rounding on a CPU, and nothing else.
     np.testing.assert_allclose(results[0], results[1], rtol=1e-12)
     assert np.std(results[0]) > 0
+    if pallas.triton is None:
+        pytest.skip("jaxlib for Windows has no Triton, whose loads the kernels of data sets use")
 
     simulator = make_simulator("committee", "float64", "interpret")
     state, data = simulator.initial(np.arange(3)), simulator.data

@@ -163,6 +163,7 @@ PUBLIC: dict[str, str] = {
     "Start.beside": "documented field of sgd.Start",
     "Update.numbers": "the field behind sgd.updates.own(numbers=)",
     "clipped": "sgd.updates.clipped",
+    "delayed": "sgd.updates.delayed",
     "normalised": "sgd.updates.normalised",
     "own.numbers": "documented argument of sgd.updates.own",
     "phases.parts": "documented argument of sgd.phases",

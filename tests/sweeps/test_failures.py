@@ -32,7 +32,7 @@ OVER = {"x": list(range(6)), "y": [0.25, 0.5]}
 
 def log_call(x, y, log):
     """A function that leaves a line for every call."""
-    with open(log, "a") as file:
+    with open(log, "a", encoding="utf-8") as file:
         file.write(f"{x} {y}\n")
     if x == 4 and os.environ.get("SWEEP_TEST_FAILS"):
         raise RuntimeError("four")
@@ -45,7 +45,7 @@ def slowly(x, y, log):
 
 
 def calls(log):
-    return Path(log).read_text().splitlines() if Path(log).exists() else []
+    return Path(log).read_text(encoding="utf-8").splitlines() if Path(log).exists() else []
 
 
 def finished_points(store, *names):

@@ -86,6 +86,9 @@ class FixedData:
         )
         object.__setattr__(self, "head_rate", validate_head_rate(self.head_rate, "t"))
         validate_update(self.update)
+        if self.law is not None and self.law.delays:
+            fix = "delays are only supported for fresh samples. Use sgd.OnePassSGD(update=...)."
+            raise checks.reject("update", self.update, fix)
 
     @property
     def kinds(self) -> tuple[str, ...]:

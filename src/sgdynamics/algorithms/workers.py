@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -136,78 +135,16 @@ class Workers:
         dict
             "kind" and the arguments.
         """
-        problems = self.problems
-        record = {
+        inner = self.algorithm.describe()
+        problems = [problem.describe() for problem in self.problems or ()]
+        rerunnable = all(record.pop("rerunnable", True) for record in (inner, *problems))
+        record: dict[str, Any] = {
             "kind": "Workers",
-            "algorithm": self.algorithm.describe(),
+            "algorithm": inner,
             "workers": self.workers,
             "every": self.every,
             "outer_lr": self.outer_lr,
             "outer_momentum": self.outer_momentum,
-            "rerunnable": False,
         }
-        return record | (
-            {} if problems is None else {"problems": [problem.describe() for problem in problems]}
-        )
-
-
-def largest_stable_lr(algorithm: OnePassSGD | Workers) -> float:
-    """Return the learning rate above which a linear student diverges, in the limit d -> infinity.
-
-    ::
-
-        one pass, batch B:      lr < 2 B
-        K workers, rounds h:    (1 - 1/K) E1^2 + E2/K < 1,   E1 = e^(-lr h/B),
-                                E2 = e^(-lr h (2 - lr/B)/B)
-
-    Parameters
-    ----------
-    algorithm : OnePassSGD or Workers
-        Plain one-pass SGD, or workers whose rows are averaged (``outer_lr`` 1, no momentum). Its
-        learning rate is not read.
-
-    Returns
-    -------
-    float
-        The largest stable learning rate.
-
-    Raises
-    ------
-    ValueError
-        If the algorithm is not one of these.
-
-    Notes
-    -----
-    The student has isotropic inputs, the squared loss and no weight decay. With workers the limit
-    falls from 2 K B for short rounds to 2 B for long ones.
-
-    Examples
-    --------
-    >>> algorithm = sgd.Workers(sgd.OnePassSGD(lr=1.0), workers=4, every=0.1)
-    >>> round(sgd.largest_stable_lr(algorithm), 6)
-    4.32717
-    """
-    if isinstance(algorithm, OnePassSGD) and algorithm.stepping is None and algorithm.counts:
-        return 2.0 * algorithm.batch
-    if not isinstance(algorithm, Workers) or not algorithm.averages:
-        fix = "give sgd.OnePassSGD, or sgd.Workers with outer_lr=1 and outer_momentum=0"
-        raise checks.reject("algorithm", algorithm, fix)
-    K, batch = algorithm.workers, algorithm.algorithm.batch
-    if K == 1:
-        return 2.0 * batch
-
-    def growth(lr: float) -> float:
-        """The exponent of a round's factor, relative to 1; positive if it grows."""
-        # With the rate per sample r = lr/B and tau = lr h/B.
-        tau = lr * algorithm.every / batch
-        first, second = -2 * tau, -(2 - lr / batch) * tau
-        largest = max(first, second)
-        mean = (1 - 1 / K) * math.exp(first - largest) + math.exp(second - largest) / K
-        return largest + math.log(mean)
-
-    from scipy import optimize  # here: it is slow to import, and few calls need it
-
-    # At the lower end the factor is below 1; at the upper one batch K B would diverge.
-    high = 2.0 * K * batch * (1 + 1e-9)
-    root: Any = optimize.brentq(growth, 2.0 * batch, high, xtol=1e-12)
-    return float(root)
+        record |= {"problems": problems} if problems else {}
+        return record if rerunnable else {**record, "rerunnable": False}

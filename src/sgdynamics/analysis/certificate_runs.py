@@ -21,7 +21,7 @@ from sgdynamics.problems.overlap_starts import Start, broadcast_runs
 from sgdynamics.problems.problem import Problem
 from sgdynamics.results.clock import Clock, make_clock
 from sgdynamics.results.states import head_of
-from sgdynamics.simulation.running import run
+from sgdynamics.simulation.running import RunSetting, run
 from sgdynamics.solvers.dmft import solve_dmft
 from sgdynamics.solvers.ode import solve_ode
 
@@ -82,7 +82,7 @@ class CertifiedRuns:
         d, sizes = self.dynamics.resolve_dimension(dimension, allow_small_blocks=has_spectrum)
         seed = 64 * self.seed + seed_shift
         initial_states = broadcast_runs(self.initial_state, self.runs)
-        simulator = self.dynamics.simulator(method, initial_states, d, sizes, seed=seed)
+        simulator = self.dynamics.simulator(RunSetting(initial_states, d, sizes, method, seed=seed))
         overlaps, _ = run(simulator, self.runs, steps, seed, "", False)
         return entries_of(self.dynamics.problem, overlaps)
 

@@ -32,7 +32,7 @@ from sgdynamics.ode.case import Watch, raise_if_error
 from sgdynamics.ode.integrate import run_cases
 from sgdynamics.results.clock import plan_steps, time_of_steps
 from sgdynamics.simulation.devices import over_devices
-from sgdynamics.simulation.running import Observation, first_passage
+from sgdynamics.simulation.running import Observation, RunSetting, first_passage
 
 # Operations of an evaluation of the risk above which it is evaluated only where it is needed.
 EXPENSIVE = 2e4
@@ -174,9 +174,8 @@ def simulate_exits(
     if is_sde:
         simulator, step_length = _sde_paths(request)
     else:
-        simulator = dynamics.simulator(
-            request.method, call.initial_state, d, block_sizes, seed=call.seed
-        )
+        setting = RunSetting(call.initial_state, d, block_sizes, request.method, seed=call.seed)
+        simulator = dynamics.simulator(setting)
     simulator = over_devices(simulator, devices)
     if dynamics.has_data:
         last_step = _steps_on_data(algorithm, end)
@@ -217,14 +216,14 @@ def _is_expensive(request: ExitRequest) -> bool:
 def _sde_paths(request: ExitRequest) -> tuple[Any, float]:
     """Paths of the SDE with steps of equal length up to max_time, and that length in t."""
     call, dynamics, end = request.call, request.dynamics, request.max_time
-    arguments = (call.initial_state, *call.finite_dimension)
+    setting = RunSetting(call.initial_state, *call.finite_dimension)
     # The noiseless path gives the length of steps. If it never leaves, max_time does.
     first_run = np.arange(call.initial_state.runs) == 0
     noiseless = raise_if_error(run_cases([request.ode_case(first_run, in_limit=True)])[0])
     noiseless_exit = noiseless.exits[0, 0]
     scale = end if np.isnan(noiseless_exit) else float(min(end, 2 * noiseless_exit))
-    longest = dynamics.sde_step_length(*arguments, scale, True)[0]
-    paths = dynamics.sde_paths(*arguments, True)
+    longest = dynamics.sde_step_length(setting, scale, True)[0]
+    paths = dynamics.sde_paths(setting, True)
     step = min(longest, scale / SDE_STEPS)
     # `plan_steps` checks this too, and would name an argument that `exit_time` does not have.
     check_steps("max_time", end, end / step, SHORTER_TIME)

@@ -132,11 +132,12 @@ REFERENCES: dict[str, Reference] = {
         2023,
         {
             "booktitle": COLT,
+            "pages": "1199--1227",
             "eprint": "2302.05882",
         },
     ),
-    "collinswoodfin2023hitting": Reference(
-        "misc",
+    "collinswoodfin2024hitting": Reference(
+        "article",
         (
             "Collins-Woodfin, Elizabeth and Paquette, Courtney and Paquette, Elliot and "
             "Seroussi, Inbar"
@@ -145,8 +146,12 @@ REFERENCES: dict[str, Reference] = {
             "Hitting the high-dimensional notes: an {ODE} for {SGD} learning dynamics on "
             "{GLM}s and multi-index models"
         ),
-        2023,
+        2024,
         {
+            "journal": "Information and Inference",
+            "volume": "13",
+            "number": "4",
+            "pages": "iaae028",
             "eprint": "2308.08977",
         },
     ),
@@ -172,6 +177,8 @@ REFERENCES: dict[str, Reference] = {
         {
             "journal": "Journal of Machine Learning Research",
             "volume": "22",
+            "number": "106",
+            "pages": "1--51",
             "eprint": "2003.10409",
         },
     ),
@@ -205,6 +212,7 @@ REFERENCES: dict[str, Reference] = {
         2023,
         {
             "booktitle": COLT,
+            "pages": "2552--2623",
             "eprint": "2302.11055",
         },
     ),
@@ -226,6 +234,7 @@ REFERENCES: dict[str, Reference] = {
         {
             "journal": "Proceedings of the National Academy of Sciences",
             "volume": "115",
+            "number": "33",
             "pages": "E7665--E7671",
             "doi": "10.1073/pnas.1806579115",
             "eprint": "1804.06561",
@@ -269,6 +278,7 @@ REFERENCES: dict[str, Reference] = {
         {
             "journal": "Machine Learning: Science and Technology",
             "volume": "2",
+            "number": "3",
             "pages": "035029",
             "eprint": "2103.04902",
         },
@@ -359,6 +369,7 @@ REFERENCES: dict[str, Reference] = {
         2022,
         {
             "booktitle": NEURIPS,
+            "volume": "35",
             "eprint": "2205.09653",
         },
     ),
@@ -448,6 +459,10 @@ REFERENCES: dict[str, Reference] = {
         1992,
         {
             "journal": "Europhysics Letters",
+            "volume": "20",
+            "number": "8",
+            "pages": "733--738",
+            "doi": "10.1209/0295-5075/20/8/012",
         },
     ),
     "anlauf1989adatron": Reference(
@@ -457,6 +472,65 @@ REFERENCES: dict[str, Reference] = {
         1989,
         {
             "journal": "Europhysics Letters",
+            "volume": "10",
+            "number": "7",
+            "pages": "687--692",
+            "doi": "10.1209/0295-5075/10/7/014",
+        },
+    ),
+    "defazio2014saga": Reference(
+        "inproceedings",
+        ("Defazio, Aaron and Bach, Francis and Lacoste-Julien, Simon"),
+        (
+            "{SAGA}: a fast incremental gradient method with support for non-strongly convex "
+            "composite objectives"
+        ),
+        2014,
+        {
+            "booktitle": NEURIPS,
+            "volume": "27",
+            "pages": "1646--1654",
+            "eprint": "1407.0202",
+        },
+    ),
+    "johnson2013accelerating": Reference(
+        "inproceedings",
+        ("Johnson, Rie and Zhang, Tong"),
+        ("Accelerating stochastic gradient descent using predictive variance reduction"),
+        2013,
+        {
+            "booktitle": NEURIPS,
+            "volume": "26",
+            "pages": "315--323",
+        },
+    ),
+    "chambolle2011first": Reference(
+        "article",
+        ("Chambolle, Antonin and Pock, Thomas"),
+        ("A first-order primal-dual algorithm for convex problems with applications to imaging"),
+        2011,
+        {
+            "journal": "Journal of Mathematical Imaging and Vision",
+            "volume": "40",
+            "number": "1",
+            "pages": "120--145",
+            "doi": "10.1007/s10851-010-0251-1",
+        },
+    ),
+    "condat2013primal": Reference(
+        "article",
+        ("Condat, Laurent"),
+        (
+            "A primal-dual splitting method for convex optimization involving Lipschitzian, "
+            "proximable and linear composite terms"
+        ),
+        2013,
+        {
+            "journal": "Journal of Optimization Theory and Applications",
+            "volume": "158",
+            "number": "2",
+            "pages": "460--479",
+            "doi": "10.1007/s10957-012-0245-9",
         },
     ),
     "polyak1964some": Reference(
@@ -467,7 +541,9 @@ REFERENCES: dict[str, Reference] = {
         {
             "journal": "USSR Computational Mathematics and Mathematical Physics",
             "volume": "4",
+            "number": "5",
             "pages": "1--17",
+            "doi": "10.1016/0041-5553(64)90137-5",
         },
     ),
     "nesterov1983method": Reference(
@@ -488,6 +564,9 @@ REFERENCES: dict[str, Reference] = {
         1984,
         {
             "journal": "Matekon",
+            "volume": "29",
+            "number": "3",
+            "pages": "519--531",
         },
     ),
     "ruppert1988efficient": Reference(
@@ -496,7 +575,10 @@ REFERENCES: dict[str, Reference] = {
         ("Efficient estimations from a slowly convergent {R}obbins-{M}onro process"),
         1988,
         {
-            "institution": "Cornell University",
+            "institution": (
+                "Cornell University, School of Operations Research and Industrial Engineering"
+            ),
+            "number": "781",
         },
     ),
     "polyak1992acceleration": Reference(
@@ -507,7 +589,9 @@ REFERENCES: dict[str, Reference] = {
         {
             "journal": "SIAM Journal on Control and Optimization",
             "volume": "30",
+            "number": "4",
             "pages": "838--855",
+            "doi": "10.1137/0330046",
         },
     ),
     "duchi2011adaptive": Reference(
@@ -655,20 +739,21 @@ REFERENCES: dict[str, Reference] = {
             "url": "https://kellerjordan.github.io/posts/muon/",
         },
     ),
-    "xiao2024exact": Reference(
-        "misc",
+    "xiao2025exact": Reference(
+        "inproceedings",
         ("Xiao, Ke Liang and Marshall, Noah and Agarwala, Atish and Paquette, Elliot"),
         (
             "Exact risk curves of {signSGD} in high-dimensions: quantifying preconditioning "
             "and noise-compression effects"
         ),
-        2024,
+        2025,
         {
+            "booktitle": ICML,
             "eprint": "2411.12135",
         },
     ),
     "ferbach2025dimension": Reference(
-        "misc",
+        "inproceedings",
         (
             "Ferbach, Damien and Everett, Katie and Gidel, Gauthier and Paquette, Elliot "
             "and Paquette, Courtney"
@@ -676,6 +761,8 @@ REFERENCES: dict[str, Reference] = {
         ("Dimension-adapted momentum outscales {SGD}"),
         2025,
         {
+            "booktitle": NEURIPS,
+            "volume": "38",
             "eprint": "2505.16098",
         },
     ),
@@ -701,6 +788,7 @@ REFERENCES: dict[str, Reference] = {
         2020,
         {
             "booktitle": "Conference on Learning Theory",
+            "pages": "3635--3673",
             "eprint": "2002.09277",
         },
     ),
@@ -711,6 +799,7 @@ REFERENCES: dict[str, Reference] = {
         2015,
         {
             "booktitle": "Conference on Learning Theory",
+            "pages": "1683--1709",
         },
     ),
     "donoho2009message": Reference(
@@ -780,6 +869,7 @@ REFERENCES: dict[str, Reference] = {
         2021,
         {
             "booktitle": "International Conference on Artificial Intelligence and Statistics",
+            "pages": "397--405",
             "eprint": "2010.03460",
         },
     ),
@@ -796,6 +886,7 @@ REFERENCES: dict[str, Reference] = {
         2018,
         {
             "booktitle": NEURIPS,
+            "volume": "31",
             "eprint": "1806.05451",
         },
     ),
@@ -806,6 +897,8 @@ REFERENCES: dict[str, Reference] = {
         2020,
         {
             "booktitle": NEURIPS,
+            "volume": "33",
+            "pages": "11071--11082",
             "eprint": "2006.05228",
         },
     ),
@@ -879,6 +972,7 @@ REFERENCES: dict[str, Reference] = {
         2020,
         {
             "booktitle": ICML,
+            "pages": "6874--6883",
             "eprint": "2002.11544",
         },
     ),
@@ -895,6 +989,8 @@ REFERENCES: dict[str, Reference] = {
         2021,
         {
             "booktitle": NEURIPS,
+            "volume": "34",
+            "pages": "18137--18151",
             "eprint": "2102.08127",
         },
     ),
@@ -956,27 +1052,85 @@ REFERENCES: dict[str, Reference] = {
             "doi": "10.1016/S0031-8914(40)90098-2",
         },
     ),
-    "zhang2024adam": Reference(
-        "misc",
+    "zhang2025adam": Reference(
+        "inproceedings",
         (
             "Zhang, Yushun and Chen, Congliang and Li, Ziniu and Ding, Tian and Wu, Chenwei "
             "and Kingma, Diederik P. and Ye, Yinyu and Luo, Zhi-Quan and Sun, Ruoyu"
         ),
         "Adam-mini: use fewer learning rates to gain more",
-        2024,
+        2025,
         {
+            "booktitle": ICLR,
             "eprint": "2406.16793",
         },
     ),
-    "hu2021lora": Reference(
+    "stich2019local": Reference(
+        "inproceedings",
+        "Stich, Sebastian U.",
+        "Local {SGD} converges fast and communicates little",
+        2019,
+        {
+            "booktitle": ICLR,
+            "eprint": "1805.09767",
+        },
+    ),
+    "stich2018sparsified": Reference(
+        "inproceedings",
+        "Stich, Sebastian U. and Cordonnier, Jean-Baptiste and Jaggi, Martin",
+        "Sparsified {SGD} with memory",
+        2018,
+        {
+            "booktitle": NEURIPS,
+            "volume": "31",
+            "eprint": "1809.07599",
+        },
+    ),
+    "douillard2023diloco": Reference(
         "misc",
+        (
+            "Douillard, Arthur and Feng, Qixuan and Rusu, Andrei A. and Chhaparia, Rachita and "
+            "Donchev, Yani and Kuncoro, Adhiguna and Ranzato, Marc'Aurelio and Szlam, Arthur and "
+            "Shen, Jiajun"
+        ),
+        "{DiLoCo}: distributed low-communication training of language models",
+        2023,
+        {
+            "eprint": "2311.08105",
+        },
+    ),
+    "cho2009kernel": Reference(
+        "inproceedings",
+        "Cho, Youngmin and Saul, Lawrence K.",
+        "Kernel methods for deep learning",
+        2009,
+        {
+            "booktitle": NEURIPS,
+            "volume": "22",
+        },
+    ),
+    "owen1995randomly": Reference(
+        "incollection",
+        "Owen, Art B.",
+        "Randomly permuted {$(t,m,s)$}-nets and {$(t,s)$}-sequences",
+        1995,
+        {
+            "booktitle": "Monte Carlo and Quasi-Monte Carlo Methods in Scientific Computing",
+            "publisher": "Springer",
+            "pages": "299--317",
+            "doi": "10.1007/978-1-4612-2552-2_19",
+        },
+    ),
+    "hu2022lora": Reference(
+        "inproceedings",
         (
             "Hu, Edward J. and Shen, Yelong and Wallis, Phillip and Allen-Zhu, Zeyuan and "
             "Li, Yuanzhi and Wang, Shean and Wang, Lu and Chen, Weizhu"
         ),
         "{LoRA}: low-rank adaptation of large language models",
-        2021,
+        2022,
         {
+            "booktitle": ICLR,
             "eprint": "2106.09685",
         },
     ),
@@ -1006,13 +1160,16 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "scaling.RandomFeatures": ("maloney2022solvable", "paquette2024phases"),
     "scaling.phase": ("paquette2024phases",),
     "TeacherStudent": ("saad1995line", "goldt2019dynamics"),
-    "MultiIndex": ("benarous2022high", "collinswoodfin2023hitting"),
+    "MultiIndex": ("benarous2022high", "collinswoodfin2024hitting"),
     "GaussianMixture": ("benarous2022high",),
     "DeepLinear": ("yang2021tensor", "bordelon2022self"),
     "WideNetwork": ("bordelon2022self", "yang2021tensor"),
     "SpikedTensor": ("benarous2022high",),
     "SpikedTensor.risk": ("benarous2022high",),
-    "covariance": ("yoshida2019data", "collinswoodfin2023hitting"),
+    "covariance": ("yoshida2019data", "collinswoodfin2024hitting"),
+    "activation erf": ("saad1995line",),
+    "activation relu": ("cho2009kernel",),
+    "expectation sampled": ("owen1995randomly",),
     "AMP": (
         "donoho2009message",
         "rangan2011generalized",
@@ -1033,7 +1190,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "loureiro2021learning",
     ),
     "max_margin": ("candes2020phase", "montanari2019generalization", "soudry2018implicit"),
-    "models.lora": ("hu2021lora",),
+    "models.lora": ("hu2022lora",),
     "models.positional_semantic": ("cui2024phase",),
     "models.autoencoder": ("refinetti2022dynamics",),
     "models.perceptron": ("kinouchi1992optimal", "biehl1992line", "anlauf1989adatron"),
@@ -1045,6 +1202,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
         "woodworth2020kernel",
         "thrampoulidis2015regularized",
     ),
+    "Workers": ("stich2019local", "douillard2023diloco"),
     "updates.momentum": ("polyak1964some", "sutskever2013importance"),
     "updates.nesterov": ("nesterov1983method", "sutskever2013importance"),
     "updates.polyak": ("polyak1992acceleration", "ruppert1988efficient"),
@@ -1053,17 +1211,21 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "updates.clipped": ("pascanu2013difficulty", "abadi2016deep"),
     "updates.normalised": ("nesterov1984minimization", "cutkosky2020momentum"),
     "updates.reuse": ("dandi2024benefits",),
+    "updates.sparse": ("stich2018sparsified",),
     "updates.sam": ("foret2021sharpness",),
     "updates.muon": ("jordan2024muon",),
     "updates.adagrad_norm": ("ward2019adagrad",),
-    "updates.sign": ("bernstein2018signsgd", "xiao2024exact"),
-    "updates.adam": ("kingma2015adam", "loshchilov2019decoupled", "xiao2024exact"),
+    "updates.sign": ("bernstein2018signsgd", "xiao2025exact"),
+    "updates.adam": ("kingma2015adam", "loshchilov2019decoupled", "xiao2025exact"),
     "updates.rmsprop": ("tieleman2012lecture",),
     "updates.adagrad": ("duchi2011adaptive",),
     "updates.weight_decay": ("loshchilov2019decoupled",),
     "updates.gradient_noise": ("abadi2016deep",),
     "updates.inertia": ("kramers1940brownian",),
-    "updates.row_adam": ("kingma2015adam", "zhang2024adam"),
+    "updates.saga": ("defazio2014saga",),
+    "updates.svrg": ("johnson2013accelerating",),
+    "updates.pdhg": ("chambolle2011first", "condat2013primal"),
+    "updates.row_adam": ("kingma2015adam", "zhang2025adam"),
     "papers.escaping_mediocrity": ("arnaboldi2023escaping",),
     "papers.effective_dynamics": ("benarous2022high",),
     "papers.rough_landscapes": ("mignacco2021stochasticity",),

@@ -88,14 +88,16 @@ def host_bytes() -> float:
     """
     free = np.inf
     for name in ("SC_AVPHYS_PAGES", "SC_PHYS_PAGES"):
-        if name in os.sysconf_names:
+        if name in getattr(os, "sysconf_names", ()):  # Windows has no sysconf
             free = min(free, float(os.sysconf(name)) * os.sysconf("SC_PAGE_SIZE"))
     try:
         # MemAvailable counts the cache of files as free.
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        meminfo = Path("/proc/meminfo").read_text(encoding="utf-8")
+        lines = dict(line.split(":", 1) for line in meminfo.splitlines())
         free = float(lines["MemAvailable"].split()[0]) * 1024
         limit, used = (
-            Path(f"/sys/fs/cgroup/memory.{name}").read_text().strip() for name in ("max", "current")
+            Path(f"/sys/fs/cgroup/memory.{name}").read_text(encoding="utf-8").strip()
+            for name in ("max", "current")
         )
         return free if limit == "max" else min(free, float(limit) - float(used))
     except (OSError, KeyError, ValueError):

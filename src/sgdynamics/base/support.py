@@ -31,8 +31,9 @@ KINDS: dict[str, str] = {
         "one-pass SGD with an update that commutes with rotations (momentum, clipped, Muon, ...)"
     ),
     "coordinatewise update": (
-        "one-pass SGD with an update of each coordinate (sign, Adam, AdaGrad, RMSprop)"
+        "one-pass SGD with an update of each coordinate (sign, Adam, AdaGrad, RMSprop, sparse)"
     ),
+    "delayed update": "one-pass SGD with delayed gradients (sgd.updates.delayed)",
     "workers": "Workers: local SGD, DiLoCo",
     "fixed data": "an algorithm on a fixed data set",
     "update on data": (
@@ -59,6 +60,7 @@ ARGUMENT = {
     "other batch": "batch",
     "other update": "update",
     "coordinatewise update": "update",
+    "delayed update": "update",
     "workers": "algorithm",
     "fixed data": "algorithm",
     "epochs": "algorithm",
@@ -78,12 +80,17 @@ INTEGER_BATCH = (
     "sgd.solve_sde and sgd.optimal_protocol."
 )
 NO_WORKERS = (
-    "several workers are supported by sgd.solve_ode, sgd.solve_sde and sgd.simulate only. Use "
-    "sgd.OnePassSGD(...); for short rounds workers.short_rounds is the same."
+    "several workers are supported by sgd.solve_ode, sgd.solve_sde, sgd.simulate, sgd.exit_time "
+    "and sgd.sweep only. Use sgd.OnePassSGD(...); for short rounds workers.short_rounds is the "
+    "same."
 )
 NO_STUDENTS = (
     "several students are supported by sgd.solve_ode, sgd.solve_sde and sgd.simulate only. Use a "
     "problem of one network."
+)
+NO_DELAY = (
+    "delayed gradients are supported by sgd.solve_ode, sgd.simulate and sgd.exit_time by runs "
+    "only. Omit update."
 )
 FRESH_SAMPLES = "only fresh samples are supported here. Use sgd.OnePassSGD(...)."
 NO_MESSAGE_PASSING = (
@@ -140,6 +147,7 @@ RARELY_SUPPORTED = {
     "students": NO_STUDENTS,
     "workers": NO_WORKERS,
     "static head": NO_STATIC_HEAD,
+    "delayed update": NO_DELAY,
 }
 UPDATES_ON_DATA = ("update on data", "coordinatewise update on data")
 # Algorithms that no question supports for a kind of problem, and those (None) that each question
@@ -155,7 +163,7 @@ COMBINATIONS: dict[str, dict[str, str | None]] = {
         # The dynamics names the updates that are not supported.
         **dict.fromkeys(("other update", "update on data")),
         **dict.fromkeys(
-            ("coordinatewise update", "coordinatewise update on data"),
+            ("coordinatewise update", "delayed update", "coordinatewise update on data"),
             "updates of each coordinate depend on the axes of the layers, and deep linear networks "
             "are solved in rotated frames. Use update=None, sgd.updates.momentum(...) or "
             "sgd.updates.nesterov(...).",
@@ -178,7 +186,13 @@ COMBINATIONS: dict[str, dict[str, str | None]] = {
     },
     "diagonal": {
         **dict.fromkeys(
-            ("temperature", "other update", "coordinatewise update", *UPDATES_ON_DATA),
+            (
+                "temperature",
+                "other update",
+                "coordinatewise update",
+                "delayed update",
+                *UPDATES_ON_DATA,
+            ),
             "diagonal networks are trained by plain steps. Use update=None and no temperature.",
         ),
         **dict.fromkeys(
@@ -187,11 +201,6 @@ COMBINATIONS: dict[str, dict[str, str | None]] = {
             "data set.",
         ),
     },
-    "top": dict.fromkeys(
-        UPDATES_ON_DATA,
-        "optimisers are not supported for problems with a top: only plain steps, with rates by "
-        "leaf in head_rate. Omit update.",
-    ),
 }
 INFINITE_VARIANCE = (
     "its variance is infinite, so steps of the squared loss have no second moment and this theory "
@@ -244,7 +253,7 @@ def require(question: str, problem: object, algorithm: object = None) -> None:
             reason = _reason_of_overlaps(reason, problem, algorithm_kinds)
         if kind in REGULARISERS and on_data:
             reason = ONE_PASS_REGULARISERS
-        if kind in OTHER_STEPS and "fields" not in problem_kinds:
+        if kind in (*OTHER_STEPS, "delayed update") and "fields" not in problem_kinds:
             reason = PLAIN_SGD
         for problem_kind in problem_kinds:
             reason = COMBINATIONS.get(problem_kind, {}).get(kind, reason)

@@ -29,7 +29,7 @@ from sgdynamics.expectations.risk import Risks
 from sgdynamics.ode.case import ATOL, MARGIN, RTOL, Case, Field, Watch
 from sgdynamics.results.build import ResultSource
 from sgdynamics.results.clock import Clock, integration_points
-from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.running import RunSetting, Simulator
 
 S = TypeVar("S")
 Criterion = str | Callable[[dict[str, Any]], Any]  # of exit_time: "risk", "overlap" or a function
@@ -157,19 +157,12 @@ class DiffusionEquations(ABC, Generic[S]):
     """The SDE at dimension d."""
 
     @abstractmethod
-    def sde_paths(
-        self, initial_state: S, dimension: int, block_sizes: np.ndarray, higher_order: bool
-    ) -> Any:
+    def sde_paths(self, setting: RunSetting[S], higher_order: bool) -> Any:
         """Paths of the SDE, as a simulator whose steps have lengths."""
 
     @abstractmethod
     def sde_step_length(
-        self,
-        initial_state: S,
-        dimension: int,
-        block_sizes: np.ndarray,
-        end: float,
-        higher_order: bool,
+        self, setting: RunSetting[S], end: float, higher_order: bool
     ) -> tuple[float, float]:
         """A step length that is accurate on the noiseless path up to `end`, and its error."""
 
@@ -187,17 +180,7 @@ class FiniteRuns(ABC, Generic[S]):
     has_data: ClassVar[bool] = False  # whether samples of a data set are used more than once
 
     @abstractmethod
-    def simulator(
-        self,
-        method: str,
-        initial_state: S,
-        dimension: int,
-        block_sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> Simulator:
+    def simulator(self, setting: RunSetting[S]) -> Simulator:
         """Runs at dimension d."""
 
     @abstractmethod

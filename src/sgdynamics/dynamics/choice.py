@@ -11,6 +11,7 @@ from sgdynamics.base.support import require
 from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.dynamics.axes import AxesDynamics
 from sgdynamics.dynamics.deep_linear import DeepDataDynamics, DeepLinearDynamics
+from sgdynamics.dynamics.delays import DelayedDynamics
 from sgdynamics.dynamics.diagonal import DiagonalDataDynamics, DiagonalDynamics
 from sgdynamics.dynamics.fields import FieldDynamics
 from sgdynamics.dynamics.fixed_data import (
@@ -59,6 +60,8 @@ def dynamics_of(
     if "fields" not in problem.kinds:
         return SpikedDynamics(problem, one_pass)
     if one_pass.stepping is not None:
+        if one_pass.law is not None and one_pass.law.delays:
+            return DelayedDynamics(problem, one_pass)
         has_axes = one_pass.law is not None and one_pass.law.axes
         return (AxesDynamics if has_axes else UpdateDynamics)(problem, one_pass)
     one_pass_kind = SlidingDynamics if "snr = inf" in problem.kinds else FieldDynamics

@@ -25,7 +25,7 @@ from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock
 from sgdynamics.results.variables import VARIABLES
 from sgdynamics.samples.spectra import MAX_DIMENSION
-from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.running import RunSetting, Simulator
 
 
 class DeepLinearDynamics(OwnStartDynamics):
@@ -72,23 +72,14 @@ class DeepLinearDynamics(OwnStartDynamics):
         samples = algorithm.samples(dimension) if self.has_data else algorithm.batch
         return DeepSizes(samples, block_sizes, round(self.problem.width_per_dimension * dimension))
 
-    def simulator(
-        self,
-        method: str,
-        initial_state: OwnStart,
-        dimension: int,
-        block_sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> Simulator:
-        self.require_own_data(dtype, shared_data)
-        sizes = self.sizes(dimension, block_sizes)
-        units: dict[str, Any] = {"unit": 1.0, "alpha_per_step": 0.0, "seed": seed}
+    def simulator(self, setting: RunSetting[OwnStart]) -> Simulator:
+        self.require_own_data(setting)
+        dimension = setting.dimension
+        sizes = self.sizes(dimension, setting.block_sizes)
+        units: dict[str, Any] = {"unit": 1.0, "alpha_per_step": 0.0, "seed": setting.seed}
         if not self.has_data:
             units |= {"unit": 1 / dimension, "alpha_per_step": self.algorithm.batch / dimension}
-        if method == "direct":
+        if setting.method == "direct":
             return DirectDeepRuns(self.problem, self.algorithm, sizes, **units)
         last = self.last_step
         return DeepRuns(self.problem, self.algorithm, sizes, is_exact=True, last_step=last, **units)

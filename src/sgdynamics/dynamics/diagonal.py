@@ -34,7 +34,7 @@ from sgdynamics.results.datasets import largest_share
 from sgdynamics.results.variables import VARIABLES
 from sgdynamics.samples import input_covariance
 from sgdynamics.samples.spectra import MAX_DIMENSION
-from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.running import RunSetting, Simulator
 
 SCALARS = ("overlap", "squared_norm", "l1_norm", "imbalance", "excess_risk")
 BY_WEIGHT = ("weight_mean", "weight_square")
@@ -132,27 +132,17 @@ class DiagonalDynamics(OwnStartDynamics):
 
     # ---- runs
 
-    def simulator(
-        self,
-        method: str,
-        initial_state: OwnStart,
-        dimension: int,
-        block_sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> Simulator:
-        self.require_own_data(dtype, shared_data)
+    def simulator(self, setting: RunSetting[OwnStart]) -> Simulator:
+        self.require_own_data(setting)
         algorithm = self.algorithm
         return DiagonalRuns(
             self.problem,
             algorithm,
-            method=method,
-            block_sizes=block_sizes,
-            samples=algorithm.samples(dimension) if self.has_data else algorithm.batch,
+            method=setting.method,
+            block_sizes=setting.block_sizes,
+            samples=algorithm.samples(setting.dimension) if self.has_data else algorithm.batch,
             last_step=self.last_step,
-            seed=seed,
+            seed=setting.seed,
         )
 
     # ---- results

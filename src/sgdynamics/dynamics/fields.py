@@ -53,7 +53,7 @@ from sgdynamics.sde.paths import SdePaths, sde_step_length, with_edges
 from sgdynamics.simulation.direct import DirectSGD
 from sgdynamics.simulation.exact import check_room
 from sgdynamics.simulation.gpu.chain import exact_chain
-from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.running import RunSetting, Simulator
 
 # Local tolerance where sampled expectations have kinks in the overlaps: an integrator can neither
 # use nor needs a smaller one.
@@ -391,43 +391,23 @@ class FieldDynamics(SolverDynamics[Start]):
 
     # runs and paths at finite d
 
-    def simulator(
-        self,
-        method: str,
-        initial_state: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> Simulator:
-        arguments = (self.definition, self.algorithm, initial_state, dimension, block_sizes)
-        if method == "exact":
-            check_room(self.definition, self.algorithm, block_sizes)
-            return exact_chain(*arguments)
-        return DirectSGD(*arguments, dtype, seed)
+    def simulator(self, setting: RunSetting[Start]) -> Simulator:
+        if setting.method == "exact":
+            check_room(self.definition, self.algorithm, setting.block_sizes)
+            return exact_chain(self.definition, self.algorithm, setting)
+        return DirectSGD(self.definition, self.algorithm, setting)
 
-    def sde_paths(
-        self, initial_state: Start, dimension: int, block_sizes: np.ndarray, higher_order: bool
-    ) -> SdePaths:
-        arguments = (self.definition, self.algorithm, initial_state, dimension, block_sizes)
-        return SdePaths(*arguments, higher_order)
+    def sde_paths(self, setting: RunSetting[Start], higher_order: bool) -> SdePaths:
+        return SdePaths(self.definition, self.algorithm, setting, higher_order)
 
     def sde_points(self, clock: Clock) -> np.ndarray:
         points = integration_points(self.algorithm, clock)
         return with_edges(self.parameters, self.algorithm, points)
 
     def sde_step_length(
-        self,
-        initial_state: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
-        end: float,
-        higher_order: bool,
+        self, setting: RunSetting[Start], end: float, higher_order: bool
     ) -> tuple[float, float]:
-        arguments = (self.definition, self.algorithm, initial_state, dimension, block_sizes)
-        return sde_step_length(*arguments, end)
+        return sde_step_length(self.definition, self.algorithm, setting, end)
 
     def exit_watch(
         self, criterion: Criterion, initial_state: Start, dimension: int | None

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from sgdynamics.algorithms.fixed_data import FixedData
-from sgdynamics.algorithms.one_pass import check_update
+from sgdynamics.algorithms.one_pass import check_top, check_update
 from sgdynamics.algorithms.updates.additions import PLAIN
 from sgdynamics.base import checks
 from sgdynamics.base.controls import is_scheduled
@@ -26,7 +26,7 @@ from sgdynamics.fixed_data.spectral_start import SpectralStart, spectral_start
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.results.clock import Clock
-from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.running import RunSetting, Simulator
 
 
 class FixedDataDynamics(FieldDynamics):
@@ -63,6 +63,11 @@ class FixedDataDynamics(FieldDynamics):
         if update is None or law is None:
             return
         check_update(update, law, self.structure)
+        if self.structure.top is not None:
+            check_top(update)
+        if law.on_sample is not None and self.structure.loss.reads_overlaps:
+            fix = "a rule for single samples needs a loss of the fields alone. Omit update"
+            raise checks.reject("update", update, fix)
         if not self.reads_full_batches and self.dimension is not None:
             update.check_memory(float(self.dimension), clock.t)
         if self.reads_full_batches:
@@ -95,25 +100,25 @@ class FixedDataDynamics(FieldDynamics):
     def _evaluator_of(self, other: Problem) -> FixedDataDynamics:
         return FixedDataDynamics(other, self.algorithm)
 
-    def simulator(
-        self,
-        method: str,
-        initial_state: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> Simulator:
-        self.check_method(method, shared_data)
-        arguments = (self.definition, self.algorithm, initial_state, dimension, block_sizes)
-        if method == "direct":
-            return DirectFixedData(*arguments, dtype, seed, shared_data)
-        if shared_data:
-            fix = "the exact law keeps no data set to share: take method='direct'"
-            raise checks.reject("shared_data", shared_data, fix)
-        return ExactFixedData(*arguments, seed)
+    def simulator(self, setting: RunSetting[Start]) -> Simulator:
+        self.check_method(setting.method, setting.shared_data)
+        return fixed_data_runs(self.definition, self.algorithm, setting)
+
+
+def fixed_data_runs(
+    problem: Problem,
+    algorithm: FixedData,
+    setting: RunSetting[Start],
+    passing: MessagePassing | None = None,
+    spectral: SpectralStart | None = None,
+) -> Simulator:
+    """Direct runs or the exact law, with the static part and the start of message passing."""
+    if setting.method == "direct":
+        return DirectFixedData(problem, algorithm, setting, passing, spectral)
+    if setting.shared_data:
+        fix = "the exact law keeps no data set to share: take method='direct'"
+        raise checks.reject("shared_data", setting.shared_data, fix)
+    return ExactFixedData(problem, algorithm, setting, passing, spectral)
 
 
 def with_step_of_overlaps(algorithm: FixedData, structure: Structure) -> FixedData:
@@ -167,26 +172,10 @@ class AMPDynamics(FixedDataDynamics):
     def _evaluator_of(self, other: Problem) -> FixedDataDynamics:
         return FixedDataDynamics(other, self.algorithm)
 
-    def simulator(
-        self,
-        method: str,
-        initial_state: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> Simulator:
-        arguments = (self.definition, self.algorithm, initial_state, dimension, block_sizes)
-        if method == "direct":
-            return DirectFixedData(
-                *arguments, dtype, seed, shared_data, self.passing, self.spectral
-            )
-        if shared_data:
-            fix = "the exact law keeps no data set to share: take method='direct'"
-            raise checks.reject("shared_data", shared_data, fix)
-        return ExactFixedData(*arguments, seed, self.passing, self.spectral)
+    def simulator(self, setting: RunSetting[Start]) -> Simulator:
+        return fixed_data_runs(
+            self.definition, self.algorithm, setting, self.passing, self.spectral
+        )
 
 
 def zero_start(problem: Problem) -> Start:
@@ -220,17 +209,6 @@ class EpochDynamics(FixedDataDynamics):
         resolved.algorithm = algorithm.in_steps(batch_share)
         return resolved
 
-    def simulator(
-        self,
-        method: str,
-        initial_state: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> Simulator:
-        self.check_method("direct", shared_data)
-        arguments = (self.definition, self.algorithm, initial_state, dimension, block_sizes)
-        return DirectEpochs(*arguments, dtype, seed, shared_data)
+    def simulator(self, setting: RunSetting[Start]) -> Simulator:
+        self.check_method("direct", setting.shared_data)
+        return DirectEpochs(self.definition, self.algorithm, setting)

@@ -17,6 +17,7 @@ from sgdynamics.base.arrays import Parameters
 from sgdynamics.dynamics.adapter import SolverDynamics
 from sgdynamics.dynamics.requests import Arrays
 from sgdynamics.results.clock import Clock
+from sgdynamics.simulation.running import RunSetting
 
 
 class OwnStart:
@@ -66,14 +67,14 @@ class OwnStartDynamics(SolverDynamics[OwnStart]):
         fix = f"the risk of another problem is not available for {self.network_name}. Omit it."
         raise checks.reject("evaluate", other, fix)
 
-    def require_own_data(self, dtype: str, shared_data: bool) -> None:
+    def require_own_data(self, setting: RunSetting[OwnStart]) -> None:
         """Raise ValueError unless runs are in double precision with a data set each."""
-        if dtype != "float64":
+        if setting.dtype != "float64":
             fix = f'{self.network_name} are simulated in double precision. Use dtype="float64".'
-            raise checks.reject("dtype", dtype, fix)
-        if shared_data:
+            raise checks.reject("dtype", setting.dtype, fix)
+        if setting.shared_data:
             fix = f"{self.network_name} have a data set for each run. Omit shared_data."
-            raise checks.reject("shared_data", shared_data, fix)
+            raise checks.reject("shared_data", setting.shared_data, fix)
 
     # ---- results
 

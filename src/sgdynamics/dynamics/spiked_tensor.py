@@ -45,7 +45,7 @@ from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock
 from sgdynamics.results.datasets import largest_share
 from sgdynamics.results.variables import VARIABLES
-from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.running import RunSetting, Simulator
 from sgdynamics.simulation.spiked_tensor import MAX_ENTRIES, SpikedChain, SpikedVectors
 
 
@@ -135,20 +135,11 @@ class SpikedDynamics(SolverDynamics[SpikedStart]):
     ) -> tuple[np.ndarray, float]:
         return self.problem.risk(states["m"], states["r2"]), 0.0
 
-    def simulator(
-        self,
-        method: str,
-        initial_state: SpikedStart,
-        dimension: int,
-        block_sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> Simulator:
+    def simulator(self, setting: RunSetting[SpikedStart]) -> Simulator:
         problem, algorithm = self.problem, self.algorithm
+        start, dimension, method = setting.start, setting.dimension, setting.method
         if method == "exact":
-            return SpikedChain(problem, algorithm, initial_state, dimension)
+            return SpikedChain(problem, algorithm, start, dimension)
         entries = algorithm.batch * dimension**problem.order
         if method == "tensor" and entries > MAX_ENTRIES:
             size = "n^order * batch" if algorithm.batch > 1 else "n^order"
@@ -159,28 +150,17 @@ class SpikedDynamics(SolverDynamics[SpikedStart]):
             )
             raise checks.reject("dimension", dimension, fix)
         is_tensor = method == "tensor"
-        return SpikedVectors(problem, algorithm, initial_state, dimension, dtype, is_tensor)
+        return SpikedVectors(problem, algorithm, start, dimension, setting.dtype, is_tensor)
 
-    def sde_paths(
-        self,
-        initial_state: SpikedStart,
-        dimension: int,
-        block_sizes: np.ndarray,
-        higher_order: bool,
-    ) -> SpikedPaths:
-        parameters = self._equation_parameters(dimension if higher_order else None)
-        return SpikedPaths(self.problem, parameters, initial_state, dimension)
+    def sde_paths(self, setting: RunSetting[SpikedStart], higher_order: bool) -> SpikedPaths:
+        parameters = self._equation_parameters(setting.dimension if higher_order else None)
+        return SpikedPaths(self.problem, parameters, setting.start, setting.dimension)
 
     def sde_step_length(
-        self,
-        initial_state: SpikedStart,
-        dimension: int,
-        block_sizes: np.ndarray,
-        end: float,
-        higher_order: bool,
+        self, setting: RunSetting[SpikedStart], end: float, higher_order: bool
     ) -> tuple[float, float]:
-        parameters = self._equation_parameters(dimension if higher_order else None)
-        return spiked_step_length(self.problem, parameters, initial_state, end)
+        parameters = self._equation_parameters(setting.dimension if higher_order else None)
+        return spiked_step_length(self.problem, parameters, setting.start, end)
 
     def exit_watch(
         self, criterion: Criterion, initial_state: SpikedStart, dimension: int | None

@@ -26,7 +26,7 @@ from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock, integration_points
 from sgdynamics.samples.spectra import MAX_DIMENSION
 from sgdynamics.sde.paths import with_edges
-from sgdynamics.simulation.running import Simulator
+from sgdynamics.simulation.running import RunSetting, Simulator
 from sgdynamics.simulation.user_dynamics import UserChain
 
 
@@ -132,47 +132,26 @@ class UserDynamics(SolverDynamics[InitialArrays]):
         values = self.values(dimension)
         return closed_form_request(self, field, values, initial_state, clock, dimension, rtol, atol)
 
-    def simulator(
-        self,
-        method: str,
-        initial_state: InitialArrays,
-        dimension: int,
-        block_sizes: np.ndarray,
-        *,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> Simulator:
+    def simulator(self, setting: RunSetting[InitialArrays]) -> Simulator:
         self._require("step")
-        values = self.values(dimension)
-        return UserChain(self.problem, values, self.algorithm.batch, initial_state.values)
+        values = self.values(setting.dimension)
+        return UserChain(self.problem, values, self.algorithm.batch, setting.start.values)
 
     def sde_points(self, clock: Clock) -> np.ndarray:
         points = integration_points(self.algorithm, clock)
         return with_edges(self.parameters, self.algorithm, points)
 
-    def sde_paths(
-        self,
-        initial_state: InitialArrays,
-        dimension: int,
-        block_sizes: np.ndarray,
-        higher_order: bool,
-    ) -> UserPaths:
+    def sde_paths(self, setting: RunSetting[InitialArrays], higher_order: bool) -> UserPaths:
         self._require("rate")
         self._require("noise")
-        drift_dimension = float(dimension) if higher_order else np.inf
-        values = self.values(dimension)
-        return UserPaths(self.problem, values, drift_dimension, initial_state.values)
+        drift_dimension = float(setting.dimension) if higher_order else np.inf
+        values = self.values(setting.dimension)
+        return UserPaths(self.problem, values, drift_dimension, setting.start.values)
 
     def sde_step_length(
-        self,
-        initial_state: InitialArrays,
-        dimension: int,
-        block_sizes: np.ndarray,
-        end: float,
-        higher_order: bool,
+        self, setting: RunSetting[InitialArrays], end: float, higher_order: bool
     ) -> tuple[float, float]:
-        paths = self.sde_paths(initial_state, dimension, block_sizes, higher_order)
+        paths = self.sde_paths(setting, higher_order)
         return user_step_length(paths, end)
 
     def exit_watch(

@@ -109,6 +109,14 @@ def trapezoids(
     return grid, weights / weights.sum()
 
 
+def half_grid(grid: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One of the points x and -x of a symmetric grid, with the weights of both."""
+    # The first coordinate that is not 0 decides; the origin is its own mirror image.
+    first = np.take_along_axis(grid, np.argmax(grid != 0, axis=1)[:, None], axis=1)[:, 0]
+    chosen = first >= 0
+    return grid[chosen], np.where(first[chosen] > 0, 2.0, 1.0) * weights[chosen]
+
+
 @lru_cache(maxsize=4)
 def _circles(radii: int) -> tuple[np.ndarray, np.ndarray]:
     """Circles in the plane as pairs of points that span them, (n, 4), and their weights."""
@@ -196,9 +204,13 @@ class FewFields(SobolAverages):
             draws = np.zeros((len(circles), count_coordinates(self.structure)[1]))
             return {"points": np.concatenate([circles, draws], axis=1), "weights": weights}
         grid, weights = trapezoids(len(dependence.general), per_deviation, reach_factor, shift)
+        if dependence.is_mirrored:
+            grid, weights = half_grid(grid, weights)
         # the norms at finite d are polynomials of a higher degree than the other moments
         hermite = {}
         counts = {"few": dependence.node_counts, "more": dependence.finite_node_counts}
+        if dependence.risk_node_counts:
+            counts["risk"] = dependence.risk_node_counts
         for name, node_counts in counts.items():
             hermite[name], hermite[f"{name}_weights"] = hermite_product(node_counts)
         return {"points": grid, "weights": weights, **hermite}
@@ -208,6 +220,11 @@ class FewFields(SobolAverages):
     ) -> Moments:
         nodes = self._product_nodes(at.nodes, "more" if finite else "few")
         return super().evaluate_moments(at._replace(nodes=nodes), finite=finite, flow=flow)
+
+    def mean_head_squares(self, at: Evaluation) -> Float[Numeric, " entries"]:
+        # Squares of the gradient of the head have up to twice the degree of the loss, as the norms
+        # at finite d have.
+        return super().mean_head_squares(at._replace(nodes=self._product_nodes(at.nodes, "more")))
 
     def _product_nodes(self, nodes: Nodes, name: str) -> Nodes:
         """The product of the grid and the Gauss-Hermite nodes of this name."""
@@ -238,7 +255,9 @@ class FewFields(SobolAverages):
         return {name: value[None] for name, value in (nodes | between).items()}
 
     def evaluate_risk(self, at: Evaluation) -> Float[Numeric, "..."]:
-        nodes = self._product_nodes(at.nodes, "few")
+        dependence = self.structure.dependence
+        has_own = dependence is not None and dependence.risk_node_counts
+        nodes = self._product_nodes(at.nodes, "risk" if has_own else "few")
         return self.mean_loss(at, nodes["points"], weights=nodes["weights"])
 
     def search_nodes(

@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base.arrays import Nodes, Numeric, Parameters
+from sgdynamics.expectations.nodes import times_small
 from sgdynamics.samples import input_covariance
 
 if TYPE_CHECKING:
@@ -60,7 +61,10 @@ class Overlaps(NamedTuple):
 
     def means(self, coefficients: Float[Numeric, "*s K"]) -> Float[Numeric, "*s fields"]:
         """Means of the fields for inputs whose mean is sum_r coefficients_r w*_r."""
-        return coefficients @ jnp.sum(self.blocks, axis=0)[-coefficients.shape[-1] :]
+        on_signals = jnp.sum(self.blocks, axis=0)[-coefficients.shape[-1] :]
+        if coefficients.ndim == 2:
+            return times_small(coefficients, on_signals)
+        return coefficients @ on_signals
 
 
 class Moments(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from functools import lru_cache
 from types import ModuleType
 from typing import TypeVar
@@ -19,6 +21,7 @@ from sgdynamics.base.arrays import IntScalar, Numeric
 # functions contain, is 1e-18.
 REACH = 13.0
 PIVOT = 1e-13  # a pivot below this share of its diagonal entry is rounding, not variance
+MOST_SUMMED = 16  # rows of a small matrix
 
 AnyArray = TypeVar("AnyArray", bound=Numeric)
 
@@ -98,6 +101,20 @@ def sobol_normals(
         result[replicate] = normals
     result.setflags(write=False)
     return result
+
+
+def times_small(
+    rows: Float[Numeric, "n m"], matrix: Float[Numeric, "m fields"]
+) -> Float[Numeric, "n fields"]:
+    """The product of many rows and a small matrix.
+
+    On a GPU it is a sum of products, which XLA fuses with the operations that use it. The result of
+    a matrix product would be written to memory, which takes longer than the loss of a sample.
+    """
+    if jax.default_backend() != "gpu" or not 0 < len(matrix) <= MOST_SUMMED:
+        return rows @ matrix
+    products = (rows[:, j, None] * matrix[j] for j in range(len(matrix)))
+    return functools.reduce(operator.add, products)
 
 
 def safe_root(x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from sgdynamics.base.arrays import Numeric, Parameters
 from sgdynamics.expectations.interface import Overlaps
-from sgdynamics.expectations.nodes import lower_root, solve_forward
+from sgdynamics.expectations.nodes import lower_root, solve_forward, times_small
 from sgdynamics.expectations.weighted_points import Points, UnreadCovariance, root_order
 from sgdynamics.problems.problem import Structure
 
@@ -57,14 +57,14 @@ def read_fields(
     # B = V G^T R^-T by forward substitution with R, also if Cov g is singular
     B = solve_forward(lower_root(G @ V @ G.T), G @ V).T
     # conditional means of all normals given g = R zeta
-    v = zeta @ B.T
+    v = times_small(zeta, B.T)
     case = {
         name: jnp.broadcast_to(value, (count, *np.shape(value))) for name, value in case.items()
     }
     draws = sample.draw(parameters, v[:, size:], case)
     means = sample.mean_coefficients(parameters, draws)
     z = v[:, :size].reshape(-1, fields)
-    values = (z @ root.T)[:, inverse_order]
+    values = times_small(z, root.T)[:, inverse_order]
     if means is not None:
         means = jnp.broadcast_to(means.reshape(-1, tokens, k), (count, tokens, k)).reshape(-1, k)
         values = values + overlaps.means(means)

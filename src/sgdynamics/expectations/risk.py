@@ -30,7 +30,8 @@ from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples import input_covariance
 
 CHUNK = 256
-LARGE_CHUNK = 1 << 14  # for many states: the host gathers and sends few chunks
+LARGE_CHUNK = 1 << 14  # for many states: the host sends few chunks
+LARGE_GPU_CHUNK = 1 << 17  # the same on a GPU, which waits for each of them
 BATCH = 16  # states of a chunk that are evaluated together
 # The same on a GPU, which waits for the launch of each batch: as many as fit into this memory.
 BATCH_BYTES = 1 << 30
@@ -398,6 +399,8 @@ def stack_lanes(items: list[Any], size: int) -> Any:
     compiled.
     """
     length = min(size, SHORT) if len(items) <= SHORT else size
+    if length == 1:
+        return jax.tree.map(lambda leaf: np.asarray(leaf)[None], items[0])  # without a copy
     padded = items + [items[-1]] * (length - len(items))
     return jax.tree.map(lambda *leaves: np.stack(leaves), *padded)
 
@@ -412,17 +415,25 @@ def map_in_chunks(
     counts = [len(lane_states["a"]) for lane_states in states]
     most = max(counts)
     chunk = LARGE_CHUNK if size == 1 and most > LARGE_CHUNK else CHUNK
+    if chunk == LARGE_CHUNK and most > LARGE_GPU_CHUNK and jax.default_backend() == "gpu":
+        chunk = LARGE_GPU_CHUNK
     chunk = min(chunk, power_of_two(most)) if size > 1 else chunk
     values = []
     for start in range(0, most, chunk):
-        lanes = []
-        for lane_states, count in zip(states, counts, strict=True):
-            indices = np.minimum(np.arange(start, start + chunk), count - 1)
-            lanes.append({name: value[indices] for name, value in lane_states.items()})
+        lanes = [_chunk_of(lane_states, start, chunk) for lane_states in states]
         valid = np.int64(min(chunk, most - start))
         values.append(np.asarray(function(stack_lanes(lanes, size), valid)))
     joined = np.concatenate(values, axis=1)
     return [joined[lane, :count] for lane, count in enumerate(counts)]
+
+
+def _chunk_of(states: States, start: int, chunk: int) -> States:
+    """The states of a chunk: a view, or a copy that is filled up with the last state."""
+    count = len(states["a"])
+    if start + chunk <= count:
+        return {name: value[start : start + chunk] for name, value in states.items()}
+    indices = np.minimum(np.arange(start, start + chunk), count - 1)
+    return {name: value[indices] for name, value in states.items()}
 
 
 def _largest_finite(values: np.ndarray) -> float:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,13 @@ from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
 
 MOST_SLOPES = 512  # second derivatives of a loss that are evaluated at each point
+# Directions of derivatives that are evaluated one after the other, which is faster than together.
+MOST_UNROLLED = 16
+# Points that are evaluated together on a CPU: all values of that many fit into its cache.
+POINTS_IN_CACHE = 2048
+
+# Result of a function of weighted points.
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -123,9 +130,13 @@ class SobolAverages(SolverExpectation):
         slopes_per_point = structure.width * structure.fields * sample.tokens.inputs_per_sample**2
         by_slopes = self.by_slopes and slopes_per_point <= MOST_SLOPES
 
-        def case_moments(case: dict[str, Any]) -> Moments:
+        def moments_of_points(
+            case: dict[str, Any],
+            point_values: Float[Numeric, "n coordinates"],
+            point_weights: Float[Numeric, " n"] | None,
+        ) -> Moments:
             points = self.sample_points(
-                at.nodes["points"], parameters, overlaps, case, weights=at.nodes.get("weights")
+                point_values, parameters, overlaps, case, weights=point_weights
             )
             # the loss takes the fields of all inputs of a sample together
             fields = (
@@ -166,6 +177,11 @@ class SobolAverages(SolverExpectation):
             head_gradient, risk = points.weights @ move.head, points.weights @ losses
             return Moments(stein, noise, norms, head_gradient, risk, shift, pull)
 
+        def case_moments(case: dict[str, Any]) -> Moments:
+            nodes = at.nodes
+            evaluate = partial(moments_of_points, case)
+            return sum_over_points(evaluate, nodes["points"], nodes.get("weights"))
+
         return self._sum_cases(parameters, case_moments)
 
     def evaluate_risk(self, at: Evaluation) -> Float[Numeric, ""]:
@@ -181,23 +197,75 @@ class SobolAverages(SolverExpectation):
         weights: Float[Numeric, " n"] | None = None,
     ) -> Float[Numeric, "..."]:
         """E[loss] over points with these weights (equal by default); for any shape of the loss."""
+        return self._mean_of(self.structure.loss, at, points, plain=plain, weights=weights)
+
+    def mean_head_squares(self, at: Evaluation) -> Float[Numeric, " entries"]:
+        """E[(dloss/dtheta_j)^2] for every entry theta_j of a trained head or top."""
+        move = self.structure.loss.move
+
+        def squares(*arguments: Any) -> Numeric:
+            return move(*arguments)[1].head ** 2
+
+        return self._mean_of(squares, at, at.nodes["points"], weights=at.nodes.get("weights"))
+
+    def _mean_of(
+        self,
+        function: Callable[..., Numeric],
+        at: Evaluation,
+        points: Float[Numeric, "n coordinates"],
+        *,
+        plain: bool = False,
+        weights: Float[Numeric, " n"] | None = None,
+    ) -> Float[Numeric, "..."]:
+        """The mean of a function with the arguments of the loss, of any shape."""
         structure, sample = self.structure, self.structure.sample
         reading = parameters_with_overlaps(structure, at.parameters, at.overlaps)
 
-        def case_mean(case: dict[str, Any]) -> Float[Numeric, "..."]:
+        def mean_of_points(
+            case: dict[str, Any],
+            point_values: Float[Numeric, "n coordinates"],
+            point_weights: Float[Numeric, " n"] | None,
+        ) -> Float[Numeric, "..."]:
             samples = self.sample_points(
-                points, at.parameters, at.overlaps, case, plain=plain, weights=weights
+                point_values, at.parameters, at.overlaps, case, plain=plain, weights=point_weights
             )
             fields = (
                 sample.tokens.group_by_sample(samples.students),
                 sample.tokens.group_by_sample(samples.signals),
             )
-            losses = jax.vmap(structure.loss, (0, 0, None, 0, None))(
+            values = jax.vmap(function, (0, 0, None, 0, None))(
                 *fields, at.head, samples.draws, reading
             )
-            return jnp.tensordot(samples.weights, losses, axes=1)
+            return jnp.tensordot(samples.weights, values, axes=1)
+
+        def case_mean(case: dict[str, Any]) -> Float[Numeric, "..."]:
+            return sum_over_points(partial(mean_of_points, case), points, weights)
 
         return self._sum_cases(at.parameters, case_mean)
+
+
+def sum_over_points(
+    evaluate: Callable[[Numeric, Numeric | None], Result],
+    points: Float[Numeric, "n coordinates"],
+    weights: Float[Numeric, " n"] | None,
+) -> Result:
+    """The sum of a function of weighted points; on a CPU in batches that fit into its cache.
+
+    Values of all points at once would be written to memory and read back by each operation.
+    """
+    count = len(points)
+    batches = -(-count // POINTS_IN_CACHE)
+    if batches < 2 or jax.default_backend() != "cpu":
+        return evaluate(points, weights)
+    weights = jnp.full(count, 1.0 / count, points.dtype) if weights is None else weights
+    size = -(-count // batches)
+    # The last batch is filled up with points of weight 0.
+    missing = batches * size - count
+    filling = jnp.broadcast_to(points[:1], (missing, *points.shape[1:]))
+    points = jnp.concatenate([points, filling]).reshape(batches, size, *points.shape[1:])
+    weights = jnp.concatenate([weights, jnp.zeros(missing, weights.dtype)]).reshape(batches, size)
+    values = jax.lax.map(lambda batch: evaluate(*batch), (points, weights))
+    return jax.tree.map(lambda value: jnp.sum(value, axis=0), values)
 
 
 def _token_correlation(structure: Structure, parameters: Parameters) -> Float[Numeric, "L L"]:
@@ -226,9 +294,35 @@ def mean_slopes(
     ) -> Float[Numeric, "p tokens"]:
         return structure.loss.move(students, signals, head, draws, reading)[1].inputs.reshape(p, -1)
 
+    def gradients(
+        students: Float[Numeric, "n ..."], signals: Float[Numeric, "n ..."]
+    ) -> Float[Numeric, "n p tokens"]:
+        return jax.vmap(gradient)(students, signals, points.draws)
+
+    correlation = _token_correlation(structure, parameters)
+    tokens = len(correlation)
+    students, signals = fields
+    shapes = students.shape[1:], signals.shape[1:]
+    if structure.fields * tokens <= MOST_UNROLLED:
+        _, derivative = jax.linearize(gradients, students, signals)
+
+        def average_along(field: int, token: int) -> Float[Numeric, " p"]:
+            # sum_l C_lm E[dh_il/dF_cm], reduced at once
+            directions = np.zeros((structure.fields, tokens))
+            directions[field, token] = 1.0
+            slope = derivative(
+                jnp.broadcast_to(directions[:p].reshape(shapes[0]), students.shape),
+                jnp.broadcast_to(directions[p:].reshape(shapes[1]), signals.shape),
+            )
+            return jnp.einsum("n,nil,l->i", points.weights, slope, correlation[:, token])
+
+        averages = [
+            sum(average_along(field, token) for token in range(tokens))
+            for field in range(structure.fields)
+        ]
+        return jnp.stack(averages, axis=1)
     # derivatives with respect to students and signals, (n, p, L, fields, L)
     slopes = jax.vmap(jax.jacfwd(gradient, argnums=(0, 1)))(*fields, points.draws)
-    correlation = _token_correlation(structure, parameters)
 
     def average(slope: Float[Numeric, "..."]) -> Float[Numeric, "p columns"]:
         slope = slope.reshape(*slope.shape[:4], -1)  # (n, p, tokens, fields, tokens)

@@ -19,7 +19,13 @@ from jaxtyping import Float
 
 from sgdynamics.base.arrays import Numeric, Parameters, PyTree
 from sgdynamics.expectations.interface import Overlaps, Quadrature
-from sgdynamics.expectations.nodes import gauss_legendre, lower_root, sobol_normals, solve_forward
+from sgdynamics.expectations.nodes import (
+    gauss_legendre,
+    lower_root,
+    sobol_normals,
+    solve_forward,
+    times_small,
+)
 from sgdynamics.problems.problem import Structure
 from sgdynamics.samples import input_covariance
 
@@ -192,7 +198,7 @@ def sample_fields(
         z, weights = z.reshape(-1, size), (weights * share).reshape(-1)
     # Y = Z C^1/2 mixes the inputs of a sample, field by field
     z = sample.tokens.correlate(parameters, z.reshape(-1, tokens, fields), -2).reshape(-1, fields)
-    values = z @ root.T
+    values = times_small(z, root.T)
     if means is not None:
         means = means.reshape(-1, k)
         values = values + overlaps.means(means)[:, order]

@@ -34,7 +34,7 @@ from sgdynamics.fixed_data.direct_steps import (
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples.sample import as_dtype
-from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation
+from sgdynamics.simulation.running import NO_OBSERVATION, AdvanceResult, Observation, RunSetting
 
 
 class BatchGradients(DataGradients):
@@ -52,25 +52,13 @@ class DirectEpochs(DirectFixedData):
     epoch uses the samples in the order in which they were drawn.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        algorithm: EpochSGD,
-        start: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
-        dtype: str = "float64",
-        seed: int = 0,
-        shared_data: bool = False,
-    ) -> None:
-        super().__init__(
-            problem, algorithm, start, dimension, block_sizes, dtype, seed, shared_data
-        )
+    def __init__(self, problem: Problem, algorithm: EpochSGD, setting: RunSetting[Start]) -> None:
+        super().__init__(problem, algorithm, setting)
         # An epoch selects by its order, and has no white noise.
         self.options = Options(
             selects=False,
             thermal=False,
-            shared=shared_data,
+            shared=setting.shared_data,
             together=True,
             edges=self.options.edges,
             law=algorithm.law,

@@ -59,6 +59,9 @@ MAX_DAYS = 10.0  # estimated computing time above which a solution is rejected
 # Multiplications per second in large products
 CPU_SPEED, ACCELERATOR_SPEED = 2e9, 1e12
 CALL_SECONDS = 5.0  # estimated time of one compiled call, between which progress is reported
+# Bytes per second of an accelerator's memory, and the time of all steps with a full basis up to
+# which the basis is full from the start: each smaller size would be compiled, which takes longer.
+ACCELERATOR_BANDWIDTH, SHORT_SECONDS = 3e12, 0.5
 # Residuals below this share of a gradient are rounding: their square is a difference of two sums.
 ROUNDING = {"float64": 1e-6, "float32": 1e-3}
 
@@ -128,6 +131,7 @@ class Sweep:
         self.basis_is_full = False
         self.largest_capacity = 0
         self.required_bytes = 0
+        self.steps = 0
         self.memory: Memory | None = None
         self.train_losses: Mapping[str, Loss] = {}  # further losses whose training mean is computed
         self.devices: Sequence[Device] = ()  # among which groups of replicates are divided
@@ -192,6 +196,7 @@ class Sweep:
     def reserve_memory(self, steps: int, rank: int | None, memory: float | None) -> None:
         """Set the largest number of directions; raise ValueError if memory is insufficient."""
         setup = self.setup
+        self.steps = steps
         smallest = setup.initial_directions + setup.directions_per_step
         self.largest_capacity = max(int(self.directions_after(steps)), smallest)
         if rank is not None:
@@ -289,10 +294,20 @@ class Sweep:
         setup = self.setup
         smallest = SMALLEST_CELL_CAPACITY if setup.in_cells else SMALLEST_CAPACITY
         one_step = setup.initial_directions + setup.directions_per_step
+        if self.is_short:
+            return max(self.largest_capacity, one_step)
         return min(
             max(smallest, one_step + setup.directions_per_step),
             max(self.largest_capacity, one_step),
         )
+
+    @property
+    def is_short(self) -> bool:
+        """Whether all steps with a full basis take less time than the compilation of one size."""
+        if jax.default_backend() == "cpu" or self.memory is not None:
+            return False
+        size = self.sampling.replicates * self.bytes_per_replicate(self.largest_capacity)
+        return self.setup.passes * self.steps * size < SHORT_SECONDS * ACCELERATOR_BANDWIDTH
 
     def initial_groups(self, start: Start, draws: HostDraws) -> Sequence[ReplicateGroup]:
         """All replicates at step 0, in groups that advance together."""

@@ -44,6 +44,7 @@ from sgdynamics.simulation.running import (
     AdvanceResult,
     Observation,
     Resources,
+    RunSetting,
     Simulator,
 )
 
@@ -57,13 +58,11 @@ class ExactFixedData(Simulator):
         self,
         problem: Problem,
         algorithm: FixedData,
-        start: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
-        seed: int,
+        setting: RunSetting[Start],
         passing: MessagePassing | None = None,
         spectral: SpectralStart | None = None,
     ) -> None:
+        start, block_sizes = setting.start, setting.block_sizes
         law, calls = algorithm.law, 1
         if algorithm.update is not None:
             calls = count_calls(algorithm.update, problem.structure)
@@ -84,13 +83,13 @@ class ExactFixedData(Simulator):
             block_sizes.astype(np.float64),
             np.float64(conditioning.ROUNDING),
         )
-        self.samples = algorithm.samples(dimension)
+        self.samples = algorithm.samples(setting.dimension)
         self.inputs = self.samples * problem.structure.sample.tokens.inputs_per_sample
         # The last steps need capacity for their gradients even if no direction is left.
         self.largest_capacity = int(block_sizes.max()) + self.setup.directions_per_step
         # M and Q at this dimension as rows on the signals and on p further directions
         self.weights = InitialWeights(*compressed_rows(problem, start, block_sizes), start.a)
-        self.seed = seed
+        self.seed = setting.seed
         self.first_messages: Messages | None = None
         if passing is not None:
             self.first_messages = first_messages(

@@ -20,7 +20,7 @@ from sgdynamics.algorithms.updates.gradient_source import (
 from sgdynamics.algorithms.updates.law import count_row_sets
 from sgdynamics.algorithms.updates.update import Update
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numeric
+from sgdynamics.base.arrays import Numeric, Scalar
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.precision import float64
 from sgdynamics.problems.moves import BlockOverlaps, LossOverlaps
@@ -54,8 +54,8 @@ class _GradientInLoop(Exception):
 class _TrialSource(GradientSource):
     """A batch that records where gradients are evaluated."""
 
-    def __init__(self, structure: Structure) -> None:
-        self.structure, self.by_sample = structure, False
+    def __init__(self, structure: Structure, means: tuple[str, ...]) -> None:
+        self.structure, self.by_sample, self.names = structure, False, means
         self.points: list[np.ndarray] = []
         self.generator = np.random.default_rng(5)
 
@@ -76,8 +76,14 @@ class _TrialSource(GradientSource):
         G, g = self.mean(rows, head, shift, head_shift)
         return G[None], g[None]
 
+    def means(self) -> dict[str, Numeric]:
+        return {name: jnp.asarray(0.7) for name in self.names}
+
     def noise(self) -> Numeric:
         return jnp.zeros((self.structure.width, COLUMNS))
+
+    def select(self, rows: Numeric, share: Scalar | None, count: Scalar | None) -> Numeric:
+        return rows
 
     def overlaps(self, rows: Numeric) -> LossOverlaps:
         p, K, blocks = self.structure.width, self.structure.signals, self.structure.blocks
@@ -106,17 +112,18 @@ def gradient_calls(update: Update, structure: Structure) -> GradientCalls:
     """Return how often, and where, a step evaluates the gradient."""
     law, generator = update.law, np.random.default_rng(3)
     p, sets = structure.width, count_row_sets(law)
-    heads = (sets - 1) * p + structure.head_size
+    heads = sets * structure.head_size
     state = Rows(
         jnp.asarray(generator.standard_normal((sets * p, COLUMNS))),
         jnp.asarray(generator.standard_normal(heads)),
         tuple(jnp.asarray(1.3) for _ in law.scalars),
         tuple(jnp.ones((p, COLUMNS)) for _ in law.squares),
+        vectors=tuple(jnp.ones(structure.head_size) for _ in law.vector_names(structure.trained)),
     )
     setting = StepSettings(
         jnp.asarray(0.3), jnp.asarray(1.0), jnp.asarray(3), 1.0, jnp.asarray(0.0), structure
     )
-    source = _TrialSource(structure)
+    source = _TrialSource(structure, law.means)
     try:
         increments(law, values_at(update.parameters, 0.0), state, source, setting)
     except _GradientInLoop:

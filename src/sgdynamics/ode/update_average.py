@@ -112,6 +112,9 @@ class _ReadRecorder(GradientSource):
     def overlaps(self, rows: Numeric) -> LossOverlaps:
         return self.frame.overlaps_for_loss(rows)
 
+    def select(self, rows: Numeric, share: Scalar | None, count: Scalar | None) -> Numeric:
+        return rows
+
     def noise(self) -> Numeric:
         return jnp.zeros((self.frame.p, self.frame.blocks * (self.frame.inside + self.frame.new)))
 

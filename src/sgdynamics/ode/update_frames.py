@@ -91,8 +91,10 @@ class Frame:
         # which stay empty here.
         self.layout = Layout(structure, self.batch, single_step=True, update=law, spare=spare)
         self.inside = self.layout.inside
-        # A linear update sees the gradient noise of p rows, and the p rows of its own noise.
-        self.new = (1 + law.noise) * self.p if law.linear else self.layout.columns
+        # A linear update sees the gradient noise of p rows, and the p rows of its own noise or of
+        # its random selection of coordinates.
+        own = law.noise or law.selects
+        self.new = (1 + own) * self.p if law.linear else self.layout.columns
         C = jnp.broadcast_to(self.parameters["frame"], (self.blocks, self.k, self.k))
         T = _divide_by_frame(M, C)
         L = _root(Q - T @ jnp.swapaxes(T, -1, -2))
@@ -151,7 +153,15 @@ class Frame:
         rows = jnp.pad(self.flatten_blocks(self.Z), ((0, missing), (0, 0)))
         squares = tuple(self._squares_by_column(square) for square in state["update_squares"])
         heads = jnp.pad(state["rows_a"], (0, missing_heads))
-        return Rows(rows, heads, tuple(state["update_scalars"]), squares)
+        vectors = self.vectors_of_head()
+        return Rows(rows, heads, tuple(state["update_scalars"]), squares, vectors=vectors)
+
+    def vectors_of_head(self) -> tuple[Numeric, ...]:
+        """Return the vectors of the update over the entries of the head, with fast ones at 0."""
+        law, trained = self.law, self.structure.trained
+        slow = dict(zip(law.slow_vector_names(trained), self.state["update_vectors"], strict=True))
+        zero = jnp.zeros(self.structure.head_size)
+        return tuple(slow.get(name, zero) for name in law.vector_names(trained))
 
     def _squares_by_column(self, squares: Float[Numeric, " p"]) -> Float[Numeric, "p flat"]:
         """Return mean squares in units of the input variance, times the variance of each column."""
@@ -176,12 +186,22 @@ class Frame:
             "rows_a": head if self.structure.trained else jnp.zeros_like(head),
             "update_scalars": self._scalar_increments(step),
             "update_squares": self._square_increments(step),
+            "update_vectors": self.vector_increments(step),
         }
         return jax.tree.map(lambda increment: self.D * increment, increments)
 
     def _scalar_increments(self, step: Rows) -> Numeric:
         """Return the increments of the scalars of the update, (scalars,)."""
         return jnp.stack(step.scalars) if step.scalars else self.state["update_scalars"] * 0
+
+    def vector_increments(self, step: Rows) -> Numeric:
+        """Return the increments of the slow vectors over the entries of the head."""
+        law, trained = self.law, self.structure.trained
+        slow = law.slow_vector_names(trained)
+        if not slow:
+            return self.state["update_vectors"] * 0
+        named = dict(zip(law.vector_names(trained), step.vectors, strict=True))
+        return jnp.stack([named[name] for name in slow])
 
     def _square_increments(self, step: Rows) -> Numeric:
         """Return the increments of mean squares, (squares, p).
@@ -218,6 +238,26 @@ class Frame:
         overlaps.
         """
         return jnp.sqrt(self.eigenvalues * self.sizes / samples)[:, None, None] * _root(noise)
+
+    def select(
+        self, rows: Float[Numeric, "p flat"], share: Scalar | None, count: Scalar | None
+    ) -> Float[Numeric, "p flat"]:
+        """Return rows with a random share q of their coordinates.
+
+        For rows X that are spread over all coordinates, and a random set S of them,
+
+            E[X_S] = q X,     E[X_S X_S^T] = q X X^T.
+
+        The last new columns are a root of q (1 - q) X X^T. A memory that is forgotten in O(1) steps
+        needs the mean only: what S leaves out is sent soon afterwards.
+        """
+        q = share if share is not None else jnp.asarray(count) / self.D
+        if self.law.memory == "fast":
+            return q * rows
+        X = self.split_blocks(rows)
+        spread = jnp.sqrt(q * (1 - q)) * _root(X @ jnp.swapaxes(X, -1, -2))
+        columns = slice(self.inside + self.p, self.inside + 2 * self.p)
+        return self.flatten_blocks(jnp.asarray(q * X).at[..., columns].set(spread))
 
     def coordinate_covariance(self, G: Float[Numeric, "p flat"]) -> Float[Numeric, "blocks p p"]:
         """Return the covariance of the rows of a gradient over the coordinates of each block."""
@@ -355,7 +395,8 @@ class JointFrame:
         rows = jnp.pad(self.Z, ((0, sets * self.p - self.rows), (0, 0)))
         missing_heads = sets * frame.structure.head_size - frame.head_entries
         heads = jnp.pad(frame.state["rows_a"], (0, missing_heads))
-        return Rows(rows, heads, tuple(frame.state["update_scalars"]))
+        vectors = frame.vectors_of_head()
+        return Rows(rows, heads, tuple(frame.state["update_scalars"]), vectors=vectors)
 
     def sign(self, G: Float[Numeric, "p flat"]) -> Float[Numeric, "p flat"]:
         """Return the signs of a gradient's coordinates, as rows with the same overlaps.
@@ -404,6 +445,7 @@ class JointFrame:
             "update_scalars": jnp.stack(step.scalars)
             if step.scalars
             else self.frame.state["update_scalars"] * 0,
+            "update_vectors": self.frame.vector_increments(step),
         }
         return jax.tree.map(lambda increment: self.D * increment, increments)
 
@@ -425,6 +467,7 @@ class JointFrame:
             "rows_a": mean["rows_a"] if trained else jnp.zeros_like(mean["rows_a"]),
             "update_scalars": mean["update_scalars"],
             "update_squares": frame.state["update_squares"] * 0,
+            "update_vectors": mean["update_vectors"],
         }
 
 
@@ -491,6 +534,7 @@ class ObliqueFrame(Frame):
             "rows_a": head if self.structure.trained else jnp.zeros_like(head),
             "update_scalars": self._scalar_increments(step),
             "update_squares": self.state["update_squares"] * 0,
+            "update_vectors": self.vector_increments(step),
         }
         return jax.tree.map(lambda increment: self.D * increment, increments)
 

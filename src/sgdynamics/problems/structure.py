@@ -37,6 +37,11 @@ class LossDependence:
         Whether the means of the inputs are affine in the draws. Fields and draws are then jointly
         Gaussian, and the combinations are of fields that include the means; otherwise of fields
         without the means.
+    is_mirrored : bool
+        Whether an exchange of the inputs of a sample, which changes no moment, changes the sign of
+        all general combinations. Half of their points are then enough.
+    risk_node_counts : tuple of int
+        The same for the risk alone; empty if those of the moments serve it.
     """
 
     general: Combinations
@@ -44,6 +49,8 @@ class LossDependence:
     node_counts: tuple[int, ...]
     finite_node_counts: tuple[int, ...]
     means_are_affine: bool = True
+    is_mirrored: bool = False
+    risk_node_counts: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:

@@ -35,7 +35,8 @@ def cite(*subjects: object) -> str:
     Notes
     -----
     A result names the papers behind its solver, its problem (also a covariance with several
-    eigenvalues), its algorithm and its optimiser. The page "How to cite" lists all of them.
+    eigenvalues, and the closed or sampled expectations of its loss), its algorithm and its
+    optimiser. The page "How to cite" lists all of them.
 
     Examples
     --------
@@ -44,7 +45,7 @@ def cite(*subjects: object) -> str:
     >>> entries = sgd.cite(problem, algorithm)
     >>> [line.partition("{")[2] for line in entries.splitlines() if line.startswith("@")]
     ['sgdynamics,', 'saad1995line,', 'goldt2019dynamics,', 'kingma2015adam,', \
-'loshchilov2019decoupled,', 'xiao2024exact,']
+'loshchilov2019decoupled,', 'xiao2025exact,']
     """
     keys: dict[str, None] = {}
     for subject in subjects:
@@ -89,6 +90,12 @@ def _names_of_record(record: object) -> Iterator[str]:
         yield record["kind"]
     if record.get("covariance") is not None:
         yield "covariance"
+    # the Gaussian expectations: closed forms of some activations, Sobol points of other losses
+    for name in ("activation", "teacher_activation"):
+        if isinstance(record.get(name), str):
+            yield f"activation {record[name]}"
+    if record.get("kind") == "Problem":
+        yield "expectation sampled"
     for name in ("update", "of", "problems"):
         value = record.get(name)
         if name == "problems" and isinstance(value, Mapping):

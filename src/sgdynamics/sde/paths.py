@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ from sgdynamics.simulation.running import (
     AdvanceResult,
     Observation,
     Observe,
+    RunSetting,
     Simulator,
     run,
 )
@@ -122,12 +124,11 @@ class SdePaths(VariableStepSimulator):
         self,
         problem: Problem,
         algorithm: OnePassSGD,
-        start: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
+        setting: RunSetting[Start],
         higher_order: bool,
         amount: float = 1.0,
     ) -> None:
+        start, block_sizes, dimension = setting.start, setting.block_sizes, setting.dimension
         self.structure = problem.structure
         self.quadrature = choose_quadrature(problem, start.Q_blocks, MARGIN)
         nodes = expectation_of(self.structure).nodes(self.quadrature, flow=False)
@@ -299,19 +300,16 @@ def with_edges(
 
 
 def sde_step_length(
-    problem: Problem,
-    algorithm: OnePassSGD,
-    start: Start,
-    dimension: int,
-    block_sizes: np.ndarray,
-    end: float,
+    problem: Problem, algorithm: OnePassSGD, setting: RunSetting[Start], end: float
 ) -> tuple[float, float]:
     """Return a step length with an error below STEP_TOLERANCE, and that error.
 
     The error is measured on the noiseless path from the first run of the start by halving steps.
     """
+    start = setting.start
     first = Start(start.M_blocks[:1], start.Q_blocks[:1], start.a[:1])
-    simulator = SdePaths(problem, algorithm, first, dimension, block_sizes, True, amount=0.0)
+    noiseless = replace(setting, start=first)
+    simulator = SdePaths(problem, algorithm, noiseless, higher_order=True, amount=0.0)
     times = with_edges(problem.parameters, algorithm, np.linspace(0, end, 17))
     previous_risk = None
     count, error = FIRST_STEPS, np.inf

@@ -19,7 +19,12 @@ from jax import Array
 from jaxtyping import Float, Int
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, Stride, take_step
-from sgdynamics.algorithms.updates.gradient_source import GradientSource, Rows
+from sgdynamics.algorithms.updates.gradient_source import (
+    GradientSource,
+    Rows,
+    draw_order,
+    select_coordinates,
+)
 from sgdynamics.algorithms.updates.initial_state import UpdateStart, update_start
 from sgdynamics.algorithms.updates.update import Law, count_row_sets
 from sgdynamics.base.arrays import (
@@ -49,6 +54,7 @@ from sgdynamics.simulation.running import (
     Observation,
     Observe,
     Resources,
+    RunSetting,
     Simulator,
     check_resources,
 )
@@ -73,12 +79,15 @@ class StepOptions(NamedTuple):
         Law of the update; None for plain SGD.
     edges : tuple of int
         First coordinates of the covariance blocks, and the dimension.
+    delay : int
+        Number of steps by which gradients are late.
     """
 
     structure: Structure
     batch: int
     law: Law | None
     edges: tuple[int, ...]
+    delay: int = 0
 
 
 class StepValues(NamedTuple):
@@ -113,16 +122,11 @@ class DirectSGD(Simulator):
         The problem.
     algorithm : OnePassSGD
         The training algorithm.
-    start : Start
-        Initial condition of the runs.
-    dimension : int
-        Dimension of the inputs.
-    block_sizes : ndarray
-        Dimensions of the covariance blocks.
-    dtype : str, default "float64"
-        Precision of all arrays.
-    seed : int, default 0
-        Seed of the random frames.
+    setting : RunSetting
+        Start, dimension and covariance blocks of the runs, precision, and seed of random frames.
+    delay : int, default 0
+        Number of steps by which gradients are late. The state of a run then contains the weights of
+        as many earlier steps.
     """
 
     divides_over_devices = True
@@ -131,18 +135,16 @@ class DirectSGD(Simulator):
         self,
         problem: Problem,
         algorithm: OnePassSGD,
-        start: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
-        dtype: str = "float64",
-        seed: int = 0,
+        setting: RunSetting[Start],
+        delay: int = 0,
     ) -> None:
+        start, block_sizes = setting.start, setting.block_sizes
         # Simulations need a constant integer (`OnePassSGD.counts`).
         assert isinstance(algorithm.batch, int)
         self.structure = problem.structure
-        self.batch = algorithm.batch
+        self.batch, self.delay = algorithm.batch, delay
         self.law = algorithm.law
-        self.dtype = np.dtype(dtype)
+        self.dtype = np.dtype(setting.dtype)
         cast = partial(np.asarray, dtype=self.dtype)
         self.parameters = jax.tree.map(
             cast, problem.parameters | {"frame": signal_frames(problem, block_sizes)}
@@ -150,12 +152,12 @@ class DirectSGD(Simulator):
         self.algorithm = jax.tree.map(cast, algorithm.parameters)
         if algorithm.stepping is not None:
             self.moves_per_step = algorithm.stepping.moves
-        self.dimension = dimension
+        self.dimension = setting.dimension
         # Before arrays of this dimension are made.
         check_resources(self, start.runs, 0.0)
-        self.start: UpdateStart = update_start(algorithm.stepping, start)
+        self.start: UpdateStart = update_start(algorithm.stepping, start, self.structure.trained)
         self.rows = np.concatenate(compressed_rows(problem, self.start, block_sizes), axis=-1)
-        self.seed = seed
+        self.seed = setting.seed
         self.edges = (0, *np.cumsum(block_sizes).tolist())
         embedding = place_signals(problem, block_sizes)
         # The axes of the signals stay integers.
@@ -186,6 +188,11 @@ class DirectSGD(Simulator):
             signals = jnp.asarray(signal_rows.astype(self.dtype))
         else:
             weights[:, :n_rows] = embed_rows(rows, self.edges)
+        earlier = None
+        if self.delay:
+            # Before the first step the weights were those of the start.
+            earlier = jnp.asarray(np.tile(weights, (1, self.delay, 1)))
+            weights, head = np.tile(weights, (1, 2, 1)), np.tile(head, (1, 2 + self.delay))
         scalars = tuple(jnp.asarray(self.start.scalars[chosen].astype(self.dtype).T))
         # The squares of a gradient are proportional to the variance of a coordinate. A start gives
         # them in units of it.
@@ -194,7 +201,16 @@ class DirectSGD(Simulator):
             jnp.asarray((square[..., None] * variances).astype(self.dtype))
             for square in self.start.squares[chosen].swapaxes(0, 1)
         )
-        return Rows(jnp.asarray(weights), jnp.asarray(head), scalars, squares, signals)
+        vectors = self.start.vectors[chosen].astype(self.dtype).swapaxes(0, 1)
+        return Rows(
+            jnp.asarray(weights),
+            jnp.asarray(head),
+            scalars,
+            squares,
+            signals,
+            earlier,
+            tuple(jnp.asarray(vector) for vector in vectors),
+        )
 
     def advance(
         self,
@@ -205,7 +221,7 @@ class DirectSGD(Simulator):
         observation: Observation = NO_OBSERVATION,
     ) -> AdvanceResult:
         return _advance_weights(
-            StepOptions(self.structure, self.batch, self.law, self.edges),
+            StepOptions(self.structure, self.batch, self.law, self.edges, self.delay),
             observation.observe,
             StepValues(self.parameters, self.algorithm, self.embedding),
             state,
@@ -221,6 +237,9 @@ class DirectSGD(Simulator):
         as_float64 = partial(np.asarray, dtype=np.float64)
         rows, head, frame = map(as_float64, (state.rows, state.head, self.parameters["frame"]))
         signals = None if state.signals is None else as_float64(state.signals)
+        sets = count_row_sets(self.law)
+        rows = rows[:, : sets * self.structure.width]
+        head = head[:, : sets * self.structure.head_size]
         # Rows of all sets; those of the weights are the first p.
         M, Q = direct_overlaps(np, self.structure.signals, self.edges, frame, rows, signals)
         p = self.structure.width
@@ -235,6 +254,8 @@ class DirectSGD(Simulator):
             weights = as_float64(self.embedding.scale) ** -2 / self.dimension
             squares = [as_float64(square) @ weights for square in state.squares]
             values["update_squares"] = np.stack(squares, axis=1)
+        if state.vectors:
+            values["update_vectors"] = np.stack([as_float64(v) for v in state.vectors], axis=1)
         return values
 
     @property
@@ -244,7 +265,7 @@ class DirectSGD(Simulator):
     def resources(self, steps: float = 0.0) -> Resources:
         p, law = self.structure.width, self.law
         # Rows before and after a step, and inputs with temporaries, in vectors of d coordinates.
-        vectors = 2 * count_row_sets(law) * p + 3 * self.batch
+        vectors = 2 * (count_row_sets(law) + self.delay) * p + 3 * self.batch
         if law is not None:
             # Averages of squares, noise of the update, and the signals of a random frame.
             vectors += 2 * p * len(law.squares) + 2 * p * law.noise
@@ -376,7 +397,8 @@ def _advance_weights(
     shared: PyTree,
 ) -> AdvanceResult:
     """Advance all runs from step `since` to step `end`."""
-    (structure, batch, law, edges), (parameters, hyperparameters, embedding) = options, values
+    structure, batch, law, edges, delay = options
+    parameters, hyperparameters, embedding = values
     sample, dimension = structure.sample, embedding.scale.shape[-1]
     dtype = embedding.scale.dtype
     p = structure.width
@@ -401,20 +423,24 @@ def _advance_weights(
             # The student sees the noisy inputs, and the labels are those of the clean ones.
             noise = jax.random.normal(jax.random.fold_in(data_key, 1), x.shape, dtype)
             x = x + jnp.sqrt(current["input_noise"]) * noise
-        state = direct_step(
-            structure,
-            (current, rates),
-            rates["lr"] / dimension,
-            state,
-            x,
-            sample.loss_argument(draws),
-            position,
-            law,
-            index,
-            kicks=draw_kicks(law, noise_key, (p, dimension), dtype),
-            clean=clean_x,
-            edges=edges,
-        )
+        arguments = (x, sample.loss_argument(draws), position)
+        if delay:
+            batch_source = DirectBatch(structure, current, *arguments, clean=clean_x, edges=edges)
+            stride = _stride(structure, (current, rates), rates["lr"] / dimension)
+            state = delayed_step(state, batch_source, stride, delay, index)
+        else:
+            state = direct_step(
+                structure,
+                (current, rates),
+                rates["lr"] / dimension,
+                state,
+                *arguments,
+                law,
+                index,
+                kicks=draw_kicks(law, noise_key, (p, dimension), dtype),
+                clean=clean_x,
+                edges=edges,
+            )
         if observe is not None:
             M, Q = direct_overlaps(
                 jnp, structure.signals, edges, parameters["frame"], state.rows[:p], state.signals
@@ -456,8 +482,10 @@ def run_embedding(embedding: Embedding, state: Rows) -> Embedding:
 
 def draw_kicks(
     law: Law | None, key: RandomKey, shape: tuple[int, int], dtype: DType
-) -> Float[Array, "p d"] | None:
-    """Normals of the update's own noise; None if it has none."""
+) -> Float[Array, "*p d"] | None:
+    """Normals of the update's own noise, or the order of its coordinates; None without draws."""
+    if law is not None and law.selects:
+        return draw_order(jax.random.fold_in(key, 1), shape[1], dtype)
     if law is None or not law.noise:
         return None
     return jax.random.normal(jax.random.fold_in(key, 1), shape, dtype)
@@ -479,8 +507,8 @@ class DirectBatch(GradientSource):
         Fourth arguments of the loss.
     embedding : Embedding
         Position of the signals.
-    kicks : array, (p, d), optional
-        The update's own noise.
+    kicks : array, (p, d) or (d,), optional
+        The update's own noise, or the order in which it selects coordinates.
     clean : array, (inputs, d), optional
         The inputs without noise, whose signals the labels read. Defaults to x.
     edges : tuple of int, default ()
@@ -597,6 +625,10 @@ class DirectBatch(GradientSource):
         assert self.kicks is not None
         return self.kicks
 
+    def select(self, rows: Numeric, share: Scalar | None, count: Scalar | None) -> Numeric:
+        assert self.kicks is not None
+        return select_coordinates(self.kicks, rows, share, count)
+
 
 def direct_step(
     structure: Structure,
@@ -643,12 +675,47 @@ def direct_step(
         First coordinates of the covariance blocks, and the dimension.
     """
     parameters, hyperparameters = values
-    stride = Stride(
+    stride = _stride(structure, values, rate)
+    batch = DirectBatch(structure, parameters, x, loss_argument, embedding, kicks, clean, edges)
+    return take_step(law, hyperparameters, state, batch, stride, x.shape[1], index)
+
+
+def _stride(structure: Structure, values: tuple[Parameters, Parameters], rate: Scalar) -> Stride:
+    """The parameters of a plain step of this size."""
+    parameters, hyperparameters = values
+    return Stride(
         rate,
         hyperparameters["head_rate"],
         parameters["weight_decay"],
         structure,
         parameters.get("head_decay"),
     )
-    batch = DirectBatch(structure, parameters, x, loss_argument, embedding, kicks, clean, edges)
-    return take_step(law, hyperparameters, state, batch, stride, x.shape[1], index)
+
+
+def delayed_step(
+    state: Rows, source: DirectBatch, stride: Stride, delay: int, index: IntScalar
+) -> Rows:
+    """One step along the gradient at the weights of m = `delay` steps ago.
+
+    The rows are those of W_n and of W_(n-m). A ring has the weights between: W_n is written to
+    position n modulo m, and W_(n+1-m) is read afterwards. A ring that is read before it is written
+    would be copied in every step.
+    """
+    p, n = stride.structure.width, stride.structure.head_size
+    assert state.earlier is not None
+    W, old_W = state.rows[:p], state.rows[p:]
+    a, old_a, heads = state.head[:n], state.head[n : 2 * n], state.head[2 * n :]
+    gradients = source.mean(old_W, old_a, None, None)
+    # Weight decay is part of the gradient.
+    rows, head = stride.move(old_W, old_a, gradients)
+    moved, moved_head = W + (rows - old_W), a + (head - old_a)
+    now, following = index % delay, (index + 1) % delay
+    ring = jax.lax.dynamic_update_slice_in_dim(state.earlier, W, now * p, 0)
+    ring_head = jax.lax.dynamic_update_slice_in_dim(heads, a, now * n, 0)
+    next_W = jax.lax.dynamic_slice_in_dim(ring, following * p, p)
+    next_a = jax.lax.dynamic_slice_in_dim(ring_head, following * n, n)
+    return state._replace(
+        rows=jnp.concatenate([moved, next_W]),
+        head=jnp.concatenate([moved_head, next_a, ring_head]),
+        earlier=ring,
+    )

@@ -37,6 +37,7 @@ from sgdynamics.simulation.running import (
     Observation,
     Observe,
     Resources,
+    RunSetting,
     Simulator,
 )
 from sgdynamics.simulation.span_draws import draw_span
@@ -57,24 +58,14 @@ class ExactChain(Simulator):
         The problem.
     algorithm : OnePassSGD
         The training algorithm.
-    start : Start
-        Initial condition of the runs.
-    dimension : int
-        Dimension of the inputs.
-    block_sizes : ndarray
-        Dimensions of the covariance blocks.
+    setting : RunSetting
+        Start, dimension and covariance blocks of the runs.
     """
 
     divides_over_devices = True
 
-    def __init__(
-        self,
-        problem: Problem,
-        algorithm: OnePassSGD,
-        start: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
-    ) -> None:
+    def __init__(self, problem: Problem, algorithm: OnePassSGD, setting: RunSetting[Start]) -> None:
+        block_sizes = setting.block_sizes
         # Simulations need a constant integer (`OnePassSGD.counts`).
         assert isinstance(algorithm.batch, int)
         layout = Layout(problem.structure, algorithm.batch, update=algorithm.law)
@@ -85,15 +76,22 @@ class ExactChain(Simulator):
         if algorithm.stepping is not None:
             self.moves_per_step = algorithm.stepping.moves
         # Floats that are traced: one compiled program serves all dimensions.
-        self.dimension = np.float64(dimension)
+        self.dimension = np.float64(setting.dimension)
         self.block_sizes = block_sizes.astype(np.float64)
-        start_of_sets = update_start(algorithm.stepping, start)
+        trained = problem.structure.trained
+        start_of_sets = update_start(algorithm.stepping, setting.start, trained)
         self.T, self.L = compressed_rows(problem, start_of_sets, block_sizes)
         self.head, self.scalars = start_of_sets.a, start_of_sets.scalars
+        self.vectors = start_of_sets.vectors
 
     def initial(self, chosen: np.ndarray) -> Rows:
         return _initial(
-            self.layout, self.T[chosen], self.L[chosen], self.head[chosen], self.scalars[chosen]
+            self.layout,
+            self.T[chosen],
+            self.L[chosen],
+            self.head[chosen],
+            self.scalars[chosen],
+            self.vectors[chosen],
         )
 
     def advance(
@@ -173,8 +171,11 @@ def _initial(
     L: Float[Numeric, "runs blocks p p"],
     head: Float[Numeric, "runs p"],
     scalars: Float[Numeric, "runs n"],
+    vectors: Float[Numeric, "runs m entries"],
 ) -> Rows:
-    return jax.vmap(partial(compressed.initial_rows, layout))(T, L, head, tuple(scalars.T))
+    of_head = tuple(vectors[:, index] for index in range(vectors.shape[1]))
+    initial_run = partial(compressed.initial_rows, layout)
+    return jax.vmap(initial_run)(T, L, head, tuple(scalars.T), of_head)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -25,7 +25,13 @@ from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem, Structure
 from sgdynamics.samples.inputs import Embedding
 from sgdynamics.simulation.direct import DirectSGD, direct_step, draw_kicks
-from sgdynamics.simulation.running import LARGEST, NO_OBSERVATION, AdvanceResult, Observation
+from sgdynamics.simulation.running import (
+    LARGEST,
+    NO_OBSERVATION,
+    AdvanceResult,
+    Observation,
+    RunSetting,
+)
 
 
 class SampleValues(NamedTuple):
@@ -77,7 +83,7 @@ class RealDataSGD(DirectSGD):
     ) -> None:
         # Each eigendirection of the data is a covariance block of one coordinate.
         block_sizes = np.ones(z.shape[1], dtype=np.int64)
-        super().__init__(problem, algorithm, start, z.shape[1], block_sizes)
+        super().__init__(problem, algorithm, RunSetting(start, z.shape[1], block_sizes))
         self.z, self.draws = jnp.asarray(z), None if draws is None else jnp.asarray(draws)
 
     def advance(

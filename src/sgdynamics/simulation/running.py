@@ -11,7 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -45,6 +45,39 @@ Observe = Callable[[Any, Any, Any, dict[str, Any]], Any]
 Consume = Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray], None]
 # States, the last step at which each run was seen to be finite, and records of the observation.
 AdvanceResult = tuple[PyTree, Int[Numeric, " runs"], PyTree]
+
+S = TypeVar("S")
+
+
+@dataclass(frozen=True)
+class RunSetting(Generic[S]):
+    """The start of the runs, their size, and how they are simulated.
+
+    Attributes
+    ----------
+    start : initial condition
+        Initial condition of the runs.
+    dimension : int
+        Dimension of the inputs.
+    block_sizes : ndarray
+        Dimensions of the covariance blocks.
+    method : str, default "exact"
+        Method of the simulation: a name in `methods` of the dynamics.
+    dtype : str, default "float64"
+        Precision of the arrays of direct runs.
+    seed : int, default 0
+        Seed of all draws that do not belong to a step: data sets and random frames.
+    shared_data : bool, default False
+        Whether all runs read one data set.
+    """
+
+    start: S
+    dimension: int
+    block_sizes: np.ndarray
+    method: str = "exact"
+    dtype: str = "float64"
+    seed: int = 0
+    shared_data: bool = False
 
 
 class Observation(NamedTuple):

@@ -52,6 +52,7 @@ ENTRIES = [
             "static head": None,
             "students": None,
             "workers": None,
+            "delayed update": None,
             "fixed data": (
                 "the ODE describes fresh samples. Use sgd.solve_dmft for a fixed data set."
             ),
@@ -177,6 +178,7 @@ ENTRIES = [
             "diagonal": None,
             "students": None,
             "workers": None,
+            "delayed update": None,
         },
         example={"steps": [1], "dimension": 50},
         label_noise="any",
@@ -223,6 +225,8 @@ ENTRIES = [
             "wide network": None,
             "diagonal": None,
             "static head": None,
+            "delayed update": None,
+            "workers": None,
         },
         example={"solver": "simulate", "steps": [1], "dimension": 50, "over": {"lr": [0.1]}},
         label_noise="any",

@@ -25,7 +25,7 @@ from sgdynamics.results.clock import (
     time_of_scheme_steps,
 )
 from sgdynamics.simulation.devices import over_devices
-from sgdynamics.simulation.running import run
+from sgdynamics.simulation.running import RunSetting, run
 from sgdynamics.solvers.call import validate_call
 from sgdynamics.solvers.workers import accepts_workers
 
@@ -142,18 +142,18 @@ def solve_sde(
     if algorithm.flow:
         raise checks.reject("lr", algorithm.lr, "gradient flow has no noise: use solve_ode")
     save_points = integration_points(dynamics.algorithm, call.clock)
-    arguments = (call.initial_state, d, block_sizes)
+    setting = RunSetting(call.initial_state, d, block_sizes)
     longest, error = 1.0, None
     if step is not None:
         longest = checks.number("step", step, above=0.0)
     elif save_points[-1] > 0:
         end = float(save_points[-1])
-        longest, error = dynamics.sde_step_length(*arguments, end, higher_order)
+        longest, error = dynamics.sde_step_length(setting, end, higher_order)
     # Steps end at the save points and at the edges of piecewise schedules.
     points = dynamics.sde_points(call.clock)
     edges, lengths = plan_steps(points, longest)  # raises ValueError if there are too many steps
     saved = edges[-len(points) :][np.searchsorted(points, save_points)]
-    simulator = dynamics.sde_paths(*arguments, higher_order)
+    simulator = dynamics.sde_paths(setting, higher_order)
     simulator.set_steps(edges, lengths)
     paths = over_devices(simulator, used_devices)
     label = f"SDE, {dynamics.dimension_symbol} = {d}"

@@ -28,7 +28,7 @@ from sgdynamics.results.build import build_result
 from sgdynamics.results.clock import time_of_steps
 from sgdynamics.results.reduced import SAVED_BYTES, RunMoments
 from sgdynamics.simulation.devices import over_devices
-from sgdynamics.simulation.running import CHECK_STEPS, run_until
+from sgdynamics.simulation.running import CHECK_STEPS, RunSetting, run_until
 from sgdynamics.solvers.call import SolverCall, validate_call
 from sgdynamics.solvers.simulation_checkpoints import checkpoint_of
 from sgdynamics.solvers.workers import accepts_workers
@@ -202,11 +202,12 @@ def simulate(
         if stop_at is not None:
             raise checks.reject("stop_at", stop_at, fix)
     stop_at = None if stop_at is None else checks.number("stop_at", stop_at, above=0.0)
-    options = {"dtype": dtype, "seed": call.seed, "shared_data": shared_data}
+    options: dict[str, Any] = {"dtype": dtype, "seed": call.seed, "shared_data": shared_data}
     recorded = sorted(call.observables.losses())
     identity = {**options, "method": method, "stop_at": stop_at, "recorded": recorded}
     stored = checkpoint_of(call, method, identity, checkpoint, seconds)
-    simulator = dynamics.simulator(method, call.initial_state, d, block_sizes, **options)
+    setting = RunSetting(call.initial_state, d, block_sizes, method, **options)
+    simulator = dynamics.simulator(setting)
     simulator = over_devices(simulator, used_devices)
     simulator.on_train = call.observables.losses()
     if isinstance(dynamics, FixedDataDynamics) and dynamics.algorithm.law is None:

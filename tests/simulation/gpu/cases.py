@@ -7,11 +7,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax._src.pallas.triton import lowering
 
 import sgdynamics as sgd
 from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.simulation.gpu.chain import KernelChain
+from sgdynamics.simulation.running import RunSetting
 
 
 def user_loss(fields: Any, signals: Any, head: Any, noise: Any, parameters: Any) -> Any:
@@ -97,6 +97,9 @@ def verify_kernels(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     The returned list grows by one entry per kernel: whether Triton's verifier accepts it.
     """
+    # imported here: the smoke tests use this module on Windows, where jaxlib has no Triton
+    from jax._src.pallas.triton import lowering
+
     verdicts, lower = [], lowering.lower_jaxpr_to_triton_module
 
     def lower_and_verify(*args: Any, **kwargs: Any) -> Any:
@@ -113,5 +116,8 @@ def make_chain(name: str, dimension: int, runs: int = 1, interpret: bool = False
     problem, algorithm, overlaps = CASES[name]()
     start = broadcast_runs(sgd.start(problem, **overlaps), runs)
     return KernelChain(
-        problem, algorithm, start, dimension, problem.block_dimensions(dimension), interpret
+        problem,
+        algorithm,
+        RunSetting(start, dimension, problem.block_dimensions(dimension)),
+        interpret,
     )

@@ -24,7 +24,7 @@ from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.gpu import chain_kernel, chain_step
 from sgdynamics.simulation.gpu.chain import KernelChain
 from sgdynamics.simulation.gpu.chain_step import RunState, StepInputs
-from sgdynamics.simulation.running import Observation, first_passage, run
+from sgdynamics.simulation.running import Observation, RunSetting, first_passage, run
 from sgdynamics.simulation.span_draws import (
     assemble_draws,
     degrees_of_freedom,
@@ -195,7 +195,7 @@ def test_spectrum_of_small_blocks(ahead: int, monkeypatch: pytest.MonkeyPatch) -
     problem = sgd.TeacherStudent(width=1, activation="erf", covariance=spectrum)
     start = broadcast_runs(sgd.random_start(problem, dimension=3, seed=0), 33)
     chain = KernelChain(
-        problem, sgd.OnePassSGD(lr=0.05), start, 3, problem.block_dimensions(3), True
+        problem, sgd.OnePassSGD(lr=0.05), RunSetting(start, 3, problem.block_dimensions(3)), True
     )
     assert chain.find_obstacle() is None
     overlaps, diverged = run(chain, 33, np.array([0, 70]), 0, "", False)
@@ -255,7 +255,7 @@ def test_diverging_runs_are_marked(ahead: int, monkeypatch: pytest.MonkeyPatch) 
     problem = sgd.TeacherStudent(width=1)
     start = broadcast_runs(sgd.start(problem, M=[[0.4]], Q=[[1.0]]), 40)
     chain = KernelChain(
-        problem, sgd.OnePassSGD(lr=3.0), start, 40, problem.block_dimensions(40), True
+        problem, sgd.OnePassSGD(lr=3.0), RunSetting(start, 40, problem.block_dimensions(40)), True
     )
     overlaps, diverged = run(chain, 40, np.array([0, 10, 300]), 0, "", False)
     is_lost = diverged >= 0

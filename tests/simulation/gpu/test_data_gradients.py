@@ -18,7 +18,7 @@ from sgdynamics.fixed_data import direct_steps
 from sgdynamics.fixed_data.direct import DirectFixedData
 from sgdynamics.samples.sample import as_dtype, example_argument
 from sgdynamics.simulation.gpu import data_gradients
-from sgdynamics.simulation.running import run_until
+from sgdynamics.simulation.running import RunSetting, run_until
 from tests.conftest import Z
 from tests.fixed_data.test_direct import COMMITTEE, MIXTURE, PERSISTENT, SPHERE, sphere_start
 
@@ -61,9 +61,9 @@ CASES: dict[str, Any] = {
 def make_simulator(name: str, dtype: str, mode: str, d: int = DIMENSION) -> DirectFixedData:
     """The simulator of a case; `mode` is that of the kernel, empty for the default engine."""
     problem, algorithm, make_start = CASES[name]
-    simulator = DirectFixedData(
-        problem, algorithm, make_start(problem, RUNS), d, problem.block_dimensions(d), dtype, SEED
-    )
+    sizes = problem.block_dimensions(d)
+    setting = RunSetting(make_start(problem, RUNS), d, sizes, dtype=dtype, seed=SEED)
+    simulator = DirectFixedData(problem, algorithm, setting)
     if mode:
         simulator.use_kernel(mode)
         assert simulator.engine == KERNEL_ENGINE, simulator.engine
@@ -200,7 +200,9 @@ def test_unsupported_losses_and_sizes_are_named() -> None:
     start = sgd.start(problem, M=np.eye(2) / 2, Q=np.eye(2))
     for d, reason in ((20, "the primitive sort"), (1 << 13, "rows of 2 x 8192 values")):
         algorithm = sgd.GradientDescent(samples_per_dimension=2.0 if d == 20 else 0.01)
-        simulator = DirectFixedData(problem, algorithm, start, d, problem.block_dimensions(d))
+        simulator = DirectFixedData(
+            problem, algorithm, RunSetting(start, d, problem.block_dimensions(d))
+        )
         simulator.use_kernel("interpret")
         assert reason in simulator.engine
         assert not simulator.options.kernel
@@ -226,7 +228,9 @@ def test_half_precision_data_sets() -> None:
     signals = signal_coordinates @ np.asarray(half.placement.signals).T
     np.testing.assert_allclose(np.asarray(half.data.signals), signals, rtol=1e-6, atol=1e-6)
     half_large, single_large = (
-        DirectFixedData(SPHERE, PERSISTENT, sphere_start(1), 1000, np.array([1000]), dtype)
+        DirectFixedData(
+            SPHERE, PERSISTENT, RunSetting(sphere_start(1), 1000, np.array([1000]), dtype=dtype)
+        )
         for dtype in ("float16", "float32")
     )
     assert 0.49 < half_large.bytes_of(1000) / single_large.bytes_of(1000) < 0.53

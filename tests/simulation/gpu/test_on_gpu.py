@@ -10,7 +10,7 @@ from scipy import stats
 import sgdynamics as sgd
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.gpu.chain import KernelChain, exact_chain
-from sgdynamics.simulation.running import run
+from sgdynamics.simulation.running import RunSetting, run
 from tests.simulation.gpu.cases import CASES, make_chain
 from tests.simulation.gpu.test_data_gradients import CASES as FIXED_DATA_CASES
 from tests.simulation.gpu.test_data_gradients import KERNEL_ENGINE, make_simulator
@@ -95,7 +95,7 @@ def test_exit_times() -> None:
         "max_time": 60.0,
     }
     by_kernel = sgd.exit_time(problem, algorithm, start, seed=0, **options)
-    chain = exact_chain(problem, algorithm, start, 300, np.array([300]))
+    chain = exact_chain(problem, algorithm, RunSetting(start, 300, np.array([300])))
     assert isinstance(chain, KernelChain)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KernelChain, "with_observation", lambda self, *_: ExactChain(*self.arguments))

@@ -44,7 +44,7 @@ from sgdynamics.base.precision import float64
 from sgdynamics.problems.activations import NAMED
 from sgdynamics.problems.frames import check_dimension
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.running import Observation, first_passage
+from sgdynamics.simulation.running import Observation, RunSetting, first_passage
 from sgdynamics.sweeps.power_law_fit import weighted_line
 
 KAPPAS = (1, 2, 3, 4)
@@ -290,7 +290,7 @@ def escape_samples(
         most = 100 * float(
             overlap_diffusion(kappa, lr, threshold=threshold).mean_samples(m, d).mean()
         )
-    chain = ExactChain(problem, OnePassSGD(lr=lr), initial_state, d, sizes)
+    chain = ExactChain(problem, OnePassSGD(lr=lr), RunSetting(initial_state, d, sizes))
     passages = {"left": np.where(m >= threshold, 0.0, -1.0)}
     observation = Observation(passages, _record_passage, np.float64(threshold))
     label = f"single index, exponent {kappa}, d = {d}"

@@ -33,7 +33,7 @@ from sgdynamics.papers.effective_dynamics.mixtures import TYPES
 from sgdynamics.papers.effective_dynamics.outcomes import active_types
 from sgdynamics.problems.overlap_starts import broadcast_runs
 from sgdynamics.simulation.exact import ExactChain
-from sgdynamics.simulation.running import run
+from sgdynamics.simulation.running import RunSetting, run
 from sgdynamics_reproductions.drawing import letters, subplots, ticks
 
 ALPHA = 0.1
@@ -53,7 +53,9 @@ def _chain(
 
     The risk is not computed, because it would take longer than the runs.
     """
-    chain = ExactChain(problem, OnePassSGD(lr=1.0), initial_state, N, problem.block_dimensions(N))
+    chain = ExactChain(
+        problem, OnePassSGD(lr=1.0), RunSetting(initial_state, N, problem.block_dimensions(N))
+    )
     result, last = run(
         chain,
         initial_state.runs,

@@ -215,7 +215,7 @@ def _draw_full_size(stem: str, picture: Path) -> None:
 
 def _read_record(about: Path) -> dict[str, Any] | None:
     try:
-        return json.loads(about.read_text())
+        return json.loads(about.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 

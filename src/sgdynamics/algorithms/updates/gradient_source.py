@@ -12,10 +12,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jaxtyping import Float
 
 from sgdynamics.algorithms.updates.law import Law, count_row_sets
-from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, RealArray, Scalar
+from sgdynamics.base.arrays import (
+    DType,
+    IntScalar,
+    Numeric,
+    Parameters,
+    RandomKey,
+    RealArray,
+    Scalar,
+)
 from sgdynamics.problems.moves import LossOverlaps
 from sgdynamics.problems.structure import Structure
 
@@ -33,6 +42,10 @@ class Rows(NamedTuple):
         Scalars and averages of squares of the update.
     signals : array, optional
         Signals of the run in d dimensions, if each run has its own.
+    earlier : array, optional
+        Weights of earlier steps, for gradients that are late.
+    vectors : tuple of array
+        Vectors of the update over the entries of a trained head (`Law.vector_names`).
     """
 
     rows: Numeric
@@ -40,6 +53,8 @@ class Rows(NamedTuple):
     scalars: tuple[RealArray, ...] = ()
     squares: tuple[Numeric, ...] = ()
     signals: Numeric | None = None
+    earlier: Numeric | None = None
+    vectors: tuple[Numeric, ...] = ()
 
 
 class GradientSource(ABC):
@@ -67,8 +82,19 @@ class GradientSource(ABC):
         """Return p rows of independent standard normals."""
         raise NotImplementedError
 
+    def select(self, rows: Numeric, share: Scalar | None, count: Scalar | None) -> Numeric:
+        """Return rows with the entries of random coordinates; the others are 0.
+
+        They are a share of all coordinates, or this number of them.
+        """
+        raise NotImplementedError
+
     def overlaps(self, rows: Numeric) -> LossOverlaps:
         """Return Q, M and P for these rows of the weights, in total and by covariance block."""
+        raise NotImplementedError
+
+    def means(self) -> dict[str, Numeric]:
+        """Return the means over the samples that belong to the last gradient."""
         raise NotImplementedError
 
     def squares(self, G: Float[Numeric, "p columns"]) -> Numeric:
@@ -78,6 +104,31 @@ class GradientSource(ABC):
     def sign(self, G: Float[Numeric, "p columns"]) -> Numeric:
         """Return the signs of the coordinates of a gradient."""
         return jnp.sign(G)
+
+    def head_squares(self, g: Float[Numeric, " entries"]) -> Numeric:
+        """Return the squares of the gradient of the head."""
+        return g**2
+
+
+def draw_order(key: RandomKey, dimension: int, dtype: DType) -> Float[Array, " d"]:
+    """Return random ranks 0, ..., d - 1 of the coordinates, plus one uniform number below 1.
+
+    A real number k of coordinates are those of a value below k: as many as k in the mean.
+    """
+    order_key, rounding_key = jax.random.split(key)
+    ranks = jax.random.permutation(order_key, dimension).astype(dtype)
+    return ranks + jax.random.uniform(rounding_key, (), dtype)
+
+
+def select_coordinates(
+    order: Float[Numeric, " d"],
+    rows: Float[Numeric, "p d"],
+    share: Scalar | None,
+    count: Scalar | None,
+) -> Float[Numeric, "p d"]:
+    """Return the entries of rows at the first coordinates of an order of `draw_order`."""
+    number = jnp.asarray(count if share is None else share * order.shape[0])
+    return jnp.where(jnp.asarray(order) < number, rows, jnp.zeros_like(rows))
 
 
 def head_columns(width: int, head_size: int) -> int:
@@ -114,6 +165,8 @@ class StepSettings(NamedTuple):
         Weight decay of the problem.
     structure : Structure
         Structure of the problem.
+    head_decay : float or array, optional
+        Weight decay of each entry of the head; None for that of the rows.
     """
 
     lr: Scalar
@@ -122,6 +175,7 @@ class StepSettings(NamedTuple):
     head_rate: Scalar
     weight_decay: Scalar
     structure: Structure
+    head_decay: Scalar | Numeric | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +193,7 @@ class Gradient:
         The settings of the step.
     head : array, (p,)
         Head of the weights, for problems in which it is not trained.
-    decay : float or array, (columns,)
+    decay : float or array, (columns,) or (p, columns)
         Weight decay that is part of the loss.
     pull : float or array, (p, columns)
         Term that `plain_step` adds to a gradient.
@@ -181,16 +235,39 @@ class Gradient:
         normals = self.source.noise()
         return self.join_head(normals, jnp.zeros_like(self.head, dtype=normals.dtype))
 
-    def squares(self, G: Float[Numeric, "p columns"]) -> Numeric:
-        """Return the squares of the coordinates of a gradient.
+    def select(
+        self,
+        rows: Float[Numeric, "p columns"],
+        share: Scalar | None = None,
+        count: Scalar | None = None,
+        rescaled: bool = False,
+    ) -> Float[Numeric, "p columns"]:
+        """Return rows with the entries of a random set of coordinates; the others are 0.
 
-        They are for coordinatewise updates, which do not train the head.
+        The set is the same for all rows: a share of the coordinates, or this number of them. With
+        `rescaled` the entries are divided by the share. The column of the head is not changed.
         """
-        return self.source.squares(G)
+        W, head = self.split_head(rows)
+        selected = self.source.select(W, share, count)
+        if rescaled:
+            assert share is not None
+            selected = selected / share
+        return self.join_head(selected, head)
+
+    def squares(self, G: Float[Numeric, "p columns"]) -> Numeric:
+        """Return the squares of the coordinates of a gradient, and of the entries of the head."""
+        rows, head = self.split_head(G)
+        return self.join_head(self.source.squares(rows), self.source.head_squares(head))
 
     def sign(self, G: Float[Numeric, "p columns"]) -> Numeric:
-        """Return the signs of the coordinates of a gradient."""
-        return self.source.sign(G)
+        """Return the signs of the coordinates of a gradient, and of the entries of the head."""
+        rows, head = self.split_head(G)
+        return self.join_head(self.source.sign(rows), jnp.sign(head))
+
+    @property
+    def means(self) -> dict[str, Numeric]:
+        """Means over the samples of an update with ``on_sample``, at the last gradient."""
+        return self.source.means()
 
     def overlaps(self, rows: Float[Numeric, "p columns"]) -> LossOverlaps:
         """Return the overlaps of the weights, the argument of a rate that depends on the state."""
@@ -266,9 +343,9 @@ def increments(
     """Return the increments of a state in one step, before rows on the sphere are normalised."""
     sets = count_row_sets(law)
     head_size = state.head.shape[0] // sets
-    decay = setting.weight_decay if law.decay_inside else 0.0
+    trained = setting.structure.trained
+    decay = _joint_decay(setting, state, head_size) if law.decay_inside else 0.0
     gradient = Gradient(source, setting, state.head[:head_size], decay)
-    trained = gradient.trained
 
     # The state as the step receives it: a dictionary, with trained heads as columns of the rows.
     names = ("weights", *law.rows)
@@ -277,7 +354,10 @@ def increments(
         name: gradient.join_head(rows, head) for name, rows, head in row_sets
     }
     variables |= dict(zip(law.scalars, state.scalars, strict=True))
-    variables |= dict(zip(law.squares, state.squares, strict=True))
+    vectors = dict(zip(law.vector_names(trained), state.vectors, strict=True))
+    for name, square in zip(law.squares, state.squares, strict=True):
+        variables[name] = gradient.join_head(square, vectors[name]) if trained else square
+    variables |= {name: vectors[name] for name in law.vectors if trained}
     step = law.step(variables, gradient, setting.lr, setting.D, setting.number, **hyperparameters)
 
     rows, heads = [], []
@@ -293,12 +373,31 @@ def increments(
             W, a = gradient.split_head(variables[name])
             row_increment = row_increment - size * W
             if trained:
-                head_increment = head_increment - setting.head_rate * size * a
+                head_step = size
+                if setting.head_decay is not None:
+                    head_step = setting.lr / setting.D * setting.head_decay
+                head_increment = head_increment - setting.head_rate * head_step * a
         rows.append(row_increment)
         heads.append(head_increment)
+    squares = {name: step[name] for name in law.squares}
+    changes = {name: step[name] for name in law.vectors if trained}
+    if trained:
+        for name, square in squares.items():
+            squares[name], changes[name] = detach_head(square, head_size)
     return Rows(
         jnp.concatenate(rows),
         jnp.concatenate(heads),
         tuple(step[name] for name in law.scalars),
-        tuple(step[name] for name in law.squares),
+        tuple(squares.values()),
+        vectors=tuple(changes[name] for name in law.vector_names(trained)),
     )
+
+
+def _joint_decay(setting: StepSettings, state: Rows, head_size: int) -> RealArray | Scalar:
+    """Return the weight decay of rows joined with their head."""
+    if setting.head_decay is None or not setting.structure.trained:
+        return setting.weight_decay
+    shape = (setting.structure.width, state.rows.shape[1])
+    rows = jnp.broadcast_to(jnp.asarray(setting.weight_decay, state.rows.dtype), shape)
+    head = jnp.broadcast_to(jnp.asarray(setting.head_decay, state.rows.dtype), (head_size,))
+    return append_head(rows, head)

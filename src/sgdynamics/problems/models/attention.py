@@ -70,7 +70,16 @@ class AttentionLoss:
         error_and_noise = [np.r_[v - v_star, v - v_star, 0.0], np.r_[np.zeros(8), 1.0]]
         rows = [tuple(row.tolist()) for row in (*differences, *error_and_noise)]
         # A move is quadratic in v.(x1 - x2) and e, and linear in the noise.
-        return LossDependence(tuple(rows[:2]), tuple(rows[2:]), (3, 3, 3, 2), (4, 4, 4, 2))
+        # The loss is quadratic in all of them.
+        # An exchange of two tokens of the same law changes the sign of all differences.
+        return LossDependence(
+            tuple(rows[:2]),
+            tuple(rows[2:]),
+            (3, 3, 3, 2),
+            (4, 4, 4, 2),
+            is_mirrored=structure.sample.centred and not structure.sample.tokens.correlated,
+            risk_node_counts=(2, 2, 2, 2),
+        )
 
 
 attention_loss = AttentionLoss()

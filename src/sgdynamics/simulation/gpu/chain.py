@@ -35,6 +35,7 @@ from sgdynamics.simulation.running import (
     Observation,
     Observe,
     Resources,
+    RunSetting,
     Simulator,
 )
 
@@ -63,12 +64,8 @@ class KernelChain(ExactChain):
         The problem.
     algorithm : OnePassSGD
         The training algorithm.
-    start : Start
-        Initial condition of the runs.
-    dimension : int
-        Dimension of the inputs.
-    block_sizes : ndarray
-        Dimensions of the covariance blocks.
+    setting : RunSetting
+        Start, dimension and covariance blocks of the runs.
     interpret : bool, default False
         Whether to interpret the kernel, which works on any device and is slow.
     """
@@ -81,15 +78,13 @@ class KernelChain(ExactChain):
         self,
         problem: Problem,
         algorithm: OnePassSGD,
-        start: Start,
-        dimension: int,
-        block_sizes: np.ndarray,
+        setting: RunSetting[Start],
         interpret: bool = False,
     ) -> None:
-        self.arguments = (problem, algorithm, start, dimension, block_sizes)
+        self.arguments = (problem, algorithm, setting)
         super().__init__(*self.arguments)
         # A fold ends every step: columns of several steps would not fit into registers.
-        self.layout = replace(self.layout, single_step=True).for_block_sizes(block_sizes)
+        self.layout = replace(self.layout, single_step=True).for_block_sizes(setting.block_sizes)
         self.interpret = interpret
 
     @float64
@@ -203,13 +198,7 @@ def _find_step_obstacle(
     return None if count <= MAX_OPERATIONS else f"a step of {count} operations"
 
 
-def exact_chain(
-    problem: Problem,
-    algorithm: OnePassSGD,
-    start: Start,
-    dimension: int,
-    block_sizes: np.ndarray,
-) -> ExactChain:
+def exact_chain(problem: Problem, algorithm: OnePassSGD, setting: RunSetting[Start]) -> ExactChain:
     """The exact chain by the fastest engine of this machine.
 
     That is one kernel on an NVIDIA GPU if the step can be unrolled, and XLA otherwise. The
@@ -221,14 +210,10 @@ def exact_chain(
         The problem.
     algorithm : OnePassSGD
         The training algorithm.
-    start : Start
-        Initial condition of the runs.
-    dimension : int
-        Dimension of the inputs.
-    block_sizes : ndarray
-        Dimensions of the covariance blocks.
+    setting : RunSetting
+        Start, dimension and covariance blocks of the runs.
     """
-    arguments = (problem, algorithm, start, dimension, block_sizes)
+    arguments = (problem, algorithm, setting)
     if not has_kernels():
         return ExactChain(*arguments)
     kernel_chain = KernelChain(*arguments)

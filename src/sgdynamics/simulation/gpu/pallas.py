@@ -7,12 +7,12 @@ changes and nothing else.
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, Protocol, runtime_checkable
 
 import jax
 from jax import Array
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
 from sgdynamics.base.arrays import Function, Numeric, PyTree
 
@@ -40,6 +40,16 @@ class Reference(Protocol):
     def __setitem__(self, index: Any, value: Numeric, /) -> None: ...
 
 
+def _find_triton() -> Any:
+    """The part of Pallas for NVIDIA GPUs, or None: jaxlib for Windows is built without Triton."""
+    try:
+        return importlib.import_module("jax.experimental.pallas.triton")
+    except ImportError:
+        return None
+
+
+triton: Any = _find_triton()
+
 # Bytes of memory to assume for a device that does not report its own, such as a CPU.
 DEFAULT_MEMORY = 1 << 30
 
@@ -47,7 +57,8 @@ DEFAULT_MEMORY = 1 << 30
 def has_kernels() -> bool:
     """Whether this machine compiles the kernels of the library: Triton needs an NVIDIA GPU."""
     device = jax.local_devices()[0]
-    return device.platform == "gpu" and "NVIDIA" in device.device_kind
+    has_triton_device = device.platform == "gpu" and "NVIDIA" in device.device_kind
+    return triton is not None and has_triton_device
 
 
 def device_memory() -> int:
