@@ -113,11 +113,11 @@ def initial_state(
     columns = (setup.dimension, N, N)
     sizes = [math.prod(shape) for shape in shapes]
     normals = scale * jax.random.normal(weight_key, (sum(sizes),), jnp.float64)
-    parts = jnp.split(normals, np.cumsum(sizes)[:-1])
+    flat_layers = jnp.split(normals, np.cumsum(sizes)[:-1])
     layers = Layers(
         *(
-            part.reshape(shape) / np.sqrt(count)
-            for part, shape, count in zip(parts, shapes, columns, strict=True)
+            flat_layer.reshape(shape) / np.sqrt(count)
+            for flat_layer, shape, count in zip(flat_layers, shapes, columns, strict=True)
         )
     )
     return DirectState(
