@@ -19,6 +19,7 @@ from sgdynamics.algorithms.updates.initial_state import update_start
 from sgdynamics.algorithms.updates.update import count_row_sets
 from sgdynamics.problems.frames import place_signals
 from sgdynamics.simulation.direct import direct_step
+from tests.algorithms import torch_stand_ins as nn
 
 D, STEPS = 12, 6
 ADAM = {"betas": (0.9, 0.98), "eps": 1e-3, "amsgrad": False, "maximize": False}
@@ -165,6 +166,36 @@ def test_a_second_parameter_group_is_the_head():
     torch_optimiser = instance_of_class("SGD", param_groups=groups)
     expected = sgd.OnePassSGD(lr=1.0, head_rate=3.0)
     assert sgd.from_torch(torch_optimiser, dimension=100) == expected
+
+
+def test_rates_of_the_leaves_of_a_top():
+    """One lr_T on inputs s x: the rows W = s W_T move by s lr_T, the top by lr_T."""
+    s, d = 0.5, 100
+    network = nn.Sequential(nn.Linear(np.ones((2, d)), np.zeros(2)), nn.Linear(np.ones((1, 2))))
+    first, bias, last = network.parameters()
+    groups = [
+        {"params": [first, bias], "lr": 0.01, "momentum": 0.0, "weight_decay": 0.2},
+        {"params": [last], "lr": 0.03, "momentum": 0.0, "weight_decay": 0.2},
+    ]
+    for names, kind, lr, rate in (
+        (("params", "lr", "momentum", "weight_decay"), "SGD", 0.01 * d * s**2, 1 / s**2),
+        (("params", "lr"), "Adam", 0.01 * d * s, 1 / s),
+    ):
+        options = {"betas": (0.9, 0.99), "eps": 1e-3} if kind == "Adam" else {}
+        chosen = [{name: group[name] for name in names} | options for group in groups]
+        torch_optimiser = instance_of_class(kind, param_groups=chosen)
+        algorithm = sgd.from_torch(torch_optimiser, dimension=d, input_scale=s, network=network)
+        assert algorithm.lr == pytest.approx(lr)
+        assert algorithm.head_rate == pytest.approx({"0.bias": rate, "1.weight": 3 * rate})
+        if kind == "SGD":
+            assert algorithm.update.numbers == pytest.approx({"rate": 0.2 / s**2, "head": 0.2})
+        else:
+            updates = algorithm.update.numbers
+            eps = {name: update.numbers["eps"] for name, update in updates.items()}
+            assert eps == pytest.approx({"rows": 1e-3 / s, "head": 1e-3})
+    first.requires_grad = False
+    with pytest.raises(ValueError, match="does not train a first layer with 100 inputs"):
+        sgd.from_torch(torch_optimiser, dimension=d, network=network)
 
 
 def test_unsupported_options_and_optimisers_raise():

@@ -85,6 +85,15 @@ CASES = {
     "Adam": Case({"lr": 0.02, **ADAM, "weight_decay": 0.3}, "Adam", frozen=True, input_scale=0.4),
     "AdamW": Case({"lr": 0.02, **ADAM, "weight_decay": 0.3}, "AdamW", frozen=True, input_scale=0.4),
     "RMSprop": Case({"lr": 0.02, "alpha": 0.9, "eps": 0.01}, "RMSprop", frozen=True, loss="sum"),
+    "Adam, head": Case(
+        {"lr": 0.02, **ADAM, "weight_decay": 0.3},
+        "Adam",
+        input_scale=0.4,
+        output_scale=P**-0.5,
+        head_options={"lr": 0.05},
+    ),
+    "AdamW, head": Case({"lr": 0.02, **ADAM, "weight_decay": 0.3}, "AdamW", input_scale=0.4),
+    "RMSprop, head": Case({"lr": 0.02, "alpha": 0.9, "eps": 0.01}, "RMSprop", loss="sum"),
     "Adagrad": Case(
         {"lr": 0.02, "eps": 1e-3, "initial_accumulator_value": 2.0}, "Adagrad", frozen=True
     ),
@@ -134,7 +143,7 @@ def library_steps(training, weights=WEIGHTS, velocity=None):
     np.testing.assert_allclose(start.Q[0], weights @ weights.T, rtol=1e-12)
     np.testing.assert_allclose(start.M[0], weights @ TEACHER.T, rtol=1e-12)
     law, sets = algorithm.law, count_row_sets(algorithm.law)
-    initial = update_start(algorithm.update, start)
+    initial = update_start(algorithm.update, start, problem.structure.trained)
     # The averages of squares start equal in all coordinates of a row.
     squares = tuple(
         np.broadcast_to(average[0][:, None], (P, D)) for average in initial.squares.swapaxes(0, 1)
@@ -146,7 +155,8 @@ def library_steps(training, weights=WEIGHTS, velocity=None):
         rows[P : 2 * P] = velocity
     heads = np.zeros(sets * P)
     heads[: initial.a.shape[1]] = initial.a[0]
-    state = Rows(rows, heads, tuple(initial.scalars[0]), squares)
+    vectors = tuple(initial.vectors[0])
+    state = Rows(rows, heads, tuple(initial.scalars[0]), squares, vectors=vectors)
     embedding = place_signals(problem, np.array([D]))
 
     @jax.jit
@@ -458,8 +468,10 @@ def different_momenta(network):
         (conversion_with(optimiser=3), r"not a PyTorch optimiser"),
         (conversion_with(options={"maximize": True}), r"maximize=True"),
         (
-            conversion_with(name="Adam", options=ADAM),
-            r"optimiser = 'Adam'.*not for a trained head.*Freeze the head",
+            conversion_with(
+                name="Adagrad", options={"eps": 1e-3, "initial_accumulator_value": 2.0}
+            ),
+            r"optimiser = 'Adagrad'.*accumulators of rows and head.*Freeze the head",
         ),
         (conversion_with(teacher=np.eye(2, 200)), r"teacher_head = None.*needs a head"),
         (conversion_with(teacher=np.eye(1, 20)), r"it has 20 inputs, the network has 200"),
@@ -475,10 +487,10 @@ def test_trainings_without_a_counterpart_raise(convert_network, message):
         convert_network()
 
 
-def test_from_torch_raises_for_a_head_that_the_optimiser_cannot_train():
+def test_from_torch_reads_the_rate_of_a_head_under_adam():
     adam = nn.optimiser("Adam", *({"params": [], "lr": lr, **ADAM} for lr in (0.1, 0.2)))
-    with pytest.raises(ValueError, match=r"optimiser = 'Adam'.*trained head"):
-        sgd.from_torch(adam, dimension=100)
+    algorithm = sgd.from_torch(adam, dimension=100)
+    assert (algorithm.lr, algorithm.head_rate) == pytest.approx((10.0, 2.0))
 
 
 @pytest.mark.slow

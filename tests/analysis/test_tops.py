@@ -93,9 +93,9 @@ def test_exit_times_and_certificate():
 def test_problems_without_an_answer_say_why():
     problem, start = polynomial()
     for update, message in (
-        (sgd.updates.adam(4.0, eps=0.1), "does not train a head"),
+        (sgd.updates.row_adam(2, 4.0, eps=0.1), "does not train a head"),
+        (sgd.updates.separate(head={"c": sgd.updates.adam(1.0)}), "head = 'c'"),
         (sgd.updates.clipped(1.0, over="row"), "a top belongs to no row"),
-        (sgd.updates.momentum(0.9), "weight decay by leaf"),
     ):
         algorithm = sgd.OnePassSGD(lr=0.3, update=update)
         with pytest.raises(ValueError, match=message):

@@ -363,7 +363,7 @@ def test_the_files_of_a_call_are_found():
 
 # Names of `sgdynamics` and of its public modules. A new question or model needs one; a name that
 # is added raises this number in the same commit, with the reason in its message.
-MAX_PUBLIC_NAMES = 300
+MAX_PUBLIC_NAMES = 304
 
 
 def names_of_module(module: ModuleType) -> set[str]:

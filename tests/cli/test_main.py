@@ -744,3 +744,17 @@ def test_signs_that_the_terminal_lacks_do_not_stop_the_command(monkeypatch):
         main.main()
     print("d = ∞, 1 ± 2", flush=True)
     assert content.getvalue().decode("cp1252").endswith(f"d = ?, 1 ± 2{os.linesep}")
+
+
+def test_methods_are_announced_on_a_terminal(monkeypatch, capsys):
+    """A first call compiles for seconds to a minute before its progress bar moves."""
+    for is_terminal, quiet, lines in ((True, False, 2), (True, True, 0), (False, False, 0)):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda answer=is_terminal: answer)
+        with main._announce("ode", quiet):
+            pass
+        printed = capsys.readouterr().err.splitlines()
+        assert len(printed) == lines
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with main._announce("ode", quiet=False):
+        assert capsys.readouterr().err.startswith("ode: started")
+    assert re.fullmatch(r"ode: done after \d+\.\d s\n", capsys.readouterr().err)

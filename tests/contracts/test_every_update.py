@@ -38,19 +38,25 @@ UPDATES = {
     "nesterov": lambda: U.nesterov(0.5),
     "slow nesterov": lambda: U.nesterov(memory=1.0),
     "normalised": lambda: U.normalised(),
+    "pdhg": lambda: U.pdhg(0.5),
     "polyak": lambda: U.polyak(),
     "reuse": lambda: U.reuse(2),
     "rmsprop": lambda: U.rmsprop(1.0, eps=0.1),
+    "saga": lambda: U.saga(),
     "sam": lambda: U.sam(reach=0.2),
     "sam of a radius": lambda: U.sam(0.2),
     "row_adam": lambda width=1: U.row_adam(width, memory=1.0, beta=0.8),
+    "separate": lambda: U.separate(rows=U.momentum(0.9)),
     "schedule_free": lambda: U.schedule_free(0.9),
     "sign": lambda: U.sign(),
     "sparse": lambda: U.sparse(share=0.4),
     "sparse without feedback": lambda: U.sparse(share=0.4, feedback=False),
     "sparse per step": lambda: U.sparse(per_step=2.0),
     "state_rate": lambda: U.state_rate(lambda overlaps: 1 / (1 + overlaps.Q[0, 0])),
+    "svrg": lambda: U.svrg(5),
 }
+# Updates of single samples, which need a data set.
+OF_SAMPLES = ("pdhg", "saga", "svrg")
 LAW = sgd.power_law(1.2, 40, target=0.5, raw=1, bins=2)
 SPECTRA = {
     "isotropic": None,
@@ -71,8 +77,10 @@ WITHOUT_ODE = ("fast muon", "sam of a radius")
 
 def is_unsupported(update, solver):
     """As documented: coordinatewise updates have no exact chain, and some have no limit."""
-    return (solver == "exact" and update in COORDINATEWISE) or (
-        solver == "solve_ode" and update in WITHOUT_ODE
+    return (
+        update in OF_SAMPLES
+        or (solver == "exact" and update in COORDINATEWISE)
+        or (solver == "solve_ode" and update in WITHOUT_ODE)
     )
 
 
@@ -110,6 +118,7 @@ FAST = {("adam", "power_law", 1)}
 COMBINATIONS = [
     pytest.param(*combination, marks=[] if combination in FAST else pytest.mark.slow)
     for combination in itertools.product(UPDATES, SPECTRA, WIDTHS)
+    if combination[0] not in OF_SAMPLES
 ]
 
 

@@ -98,6 +98,10 @@ def plain_step(state, gradient, lr, D, number, factor):
     return {"weights": -factor * lr / D * gradient(state["weights"])}
 
 
+def plain_rule(sample, factor):
+    return sample.weight * sample.slope(sample.fields), sample.memory
+
+
 def jax_network(parameters, x):
     return parameters["u"] @ jnp.tanh(parameters["W"] @ x)
 
@@ -427,6 +431,7 @@ CALLS = {
     "updates.nesterov": (updates.nesterov, {"beta": 0.5}),
     "updates.average": (updates.average, {"memory": 0.5}),
     "updates.schedule_free": (updates.schedule_free, {"beta": 0.5}),
+    "updates.separate": (updates.separate, {"rows": None, "head": None}),
     "updates.dana": (updates.dana, {"velocity_rate": 1.0, "delta": 4.0, "offset": 0.5}),
     "updates.reuse": (updates.reuse, {"times": 2}),
     "updates.clipped": (updates.clipped, {"threshold": 1.0, "over": "row"}),
@@ -435,7 +440,10 @@ CALLS = {
     "updates.adagrad_norm": (updates.adagrad_norm, {"start": 0.1}),
     "updates.adam": (
         updates.adam,
-        {"memory": 2.0, "eps": 0.1, "weight_decay": 0.0, "beta": 0.9, "axes": True},
+        {
+            **{"memory": 2.0, "eps": 0.1, "weight_decay": 0.0, "beta": 0.9, "axes": True},
+            "velocity_memory": None,
+        },
     ),
     "updates.sparse": (updates.sparse, {"share": 0.5, "feedback": True}),
     "updates.sparse, per step": (updates.sparse, {"per_step": 2.0}),
@@ -453,6 +461,8 @@ CALLS = {
         updates.row_adam,
         {"width": 2, "memory": 0.5, "eps": 0.1, "beta": 0.5},
     ),
+    "updates.svrg": (updates.svrg, {"period": 5}),
+    "updates.pdhg": (updates.pdhg, {"dual_lr": 0.5}),
     "updates.gradient_noise": (updates.gradient_noise, {"sigma": 0.1, "of": None}),
     "updates.own": (
         updates.own,
@@ -463,6 +473,9 @@ CALLS = {
             "memory": "none",
             "rereads": False,
             "numbers": {"factor": 1.0},
+            "on_sample": plain_rule,
+            "samples": ("table",),
+            "means": (),
         },
     ),
     "from_training": (
@@ -478,7 +491,13 @@ CALLS = {
             **{"activation": "tanh", "input_scale": 1.0, "covariance": None},
         },
     ),
-    "from_torch": (sgd.from_torch, {"optimiser": TORCH_SGD, "dimension": 50, "batch": 1}),
+    "from_torch": (
+        sgd.from_torch,
+        {
+            **{"optimiser": TORCH_SGD, "dimension": 50, "batch": 1},
+            **{"input_scale": 1.0, "network": None},
+        },
+    ),
     "contexts": (
         sgd.contexts,
         {"problems": {"a": PROBLEM, "b": PROBLEM}, "probabilities": [0.5, 0.5], "heads": "shared"},

@@ -23,7 +23,8 @@ BLOCKS = list(examples.blocks("README", (ROOT / "README.md").read_text(encoding=
 
 @pytest.mark.slow  # run by `make docs`, with the examples of the pages
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))
-def test_readme_block(block, capsys):
+def test_readme_block(block, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a block saves its figure
     exec(compile(block.code, "README.md", "exec"), {})
     printed = capsys.readouterr().out
     message = f"the README shows\n{block.output}\nand prints\n{printed}"
@@ -32,7 +33,8 @@ def test_readme_block(block, capsys):
 
 def test_the_first_example_is_short_and_shows_its_output():
     lines = [line for line in BLOCKS[0].code.splitlines() if line and not line.startswith("import")]
-    assert len(lines) <= 10
+    assert len(lines) <= 11
+    assert "savefig" in BLOCKS[0].code  # the first result is a picture, too
     assert "risk_z" in BLOCKS[0].output
     assert max(map(len, BLOCKS[0].output.splitlines())) <= 80
 

@@ -50,6 +50,8 @@ def test_every_kind_has_equations_where_the_solver_supports_it(kind, of):
     assert str(equations).count(r"\begin{align*}") == len(equations.sections)
 
 
+# Updates of single samples of a data set
+OF_SAMPLES = [U.saga(), U.svrg(5), U.pdhg(0.5)]
 UPDATES = [
     U.momentum(0.9),
     U.momentum(memory=2.0),
@@ -74,6 +76,7 @@ UPDATES = [
     U.muon(memory=2.0, newton_schulz=True),
     U.inertia(0.5, temperature=0.2),
     U.row_adam(2, memory=4.0, eps=0.02),
+    *OF_SAMPLES,
     U.weight_decay(0.1, of=U.momentum(0.9)),
     U.weight_decay(0.1, of=U.polyak()),
     U.weight_decay(0.1, of=U.rmsprop(2.0, eps=0.1), decoupled=False),
@@ -86,7 +89,8 @@ UPDATES = [
 @pytest.mark.parametrize("update", UPDATES, ids=str)
 def test_every_update_has_equations(update):
     problem = sgd.TeacherStudent(width=2, activation="linear", noise=0.1, weight_decay=0.2)
-    equations = problem.equations(sgd.OnePassSGD(lr=0.1, update=update))
+    algorithm = sgd.GradientDescent if update in OF_SAMPLES else sgd.OnePassSGD
+    equations = problem.equations(algorithm(lr=0.1, update=update))
     for section in equations.sections:
         check_latex(section.rows)
     steps, parameters = "\n".join(equations["Algorithm"]), "\n".join(equations["Parameters"])
@@ -147,6 +151,7 @@ STATE_SYMBOLS = {
 }
 # These call functions, draw noise or use a batch several times.
 NOT_EVALUATED = {"reuse", "sam", "muon", "gradient_noise", "state_rate", "bounded_momentum", "sign"}
+NOT_EVALUATED |= {update.kind for update in OF_SAMPLES}
 
 
 @pytest.mark.parametrize(

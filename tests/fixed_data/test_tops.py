@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
+from sgdynamics import updates as U
 from tests.conftest import Z
 from tests.problems.trained_tops import polynomial
 
@@ -17,16 +18,39 @@ def entries(result):
     return np.concatenate([array.reshape(len(array), -1) for array in arrays], axis=1)
 
 
+def describe(algorithm):
+    return f"{type(algorithm).__name__}-{algorithm.update}"
+
+
 @pytest.mark.parametrize(
     "algorithm",
     [
         sgd.GradientDescent(lr=0.1, samples_per_dimension=3.0, head_rate={"b": 0.5}),
-        pytest.param(
-            sgd.Langevin(lr=0.1, samples_per_dimension=3.0, temperature=0.05),
-            marks=pytest.mark.slow,
+        *(
+            pytest.param(algorithm, marks=pytest.mark.slow)
+            for algorithm in (
+                sgd.Langevin(lr=0.1, samples_per_dimension=3.0, temperature=0.05),
+                sgd.GradientDescent(
+                    lr=0.05, samples_per_dimension=3.0, head_rate={"b": 0.5}, update=U.momentum(0.6)
+                ),
+                sgd.MultiPassSGD(
+                    lr=0.1, samples_per_dimension=3.0, batch_fraction=0.5, update=U.sam(0.2)
+                ),
+                sgd.GradientDescent(lr=0.1, samples_per_dimension=3.0, update=U.clipped(0.3)),
+                sgd.GradientDescent(
+                    lr=0.1,
+                    samples_per_dimension=3.0,
+                    head_rate=0.5,
+                    update=U.weight_decay(0.1, of=U.nesterov(0.5), head=0.3),
+                ),
+                sgd.GradientDescent(lr=0.1, samples_per_dimension=3.0, update=U.schedule_free(0.5)),
+                sgd.Langevin(
+                    lr=0.05, samples_per_dimension=3.0, temperature=0.05, update=U.momentum(0.5)
+                ),
+            )
         ),
     ],
-    ids=["gradient descent", "Langevin"],
+    ids=describe,
 )
 def test_runs_and_theory(algorithm):
     problem, start = polynomial()
@@ -41,3 +65,15 @@ def test_runs_and_theory(algorithm):
     assert theory["top.a_standard_error"].shape == theory["top.a"].shape
     difference = np.abs(entries(theory)[0] - (exact + direct).mean(axis=0) / 2)
     assert np.all(difference < Z * error + 0.04)  # the law at d = 100 differs by 1/d
+
+
+def test_updates_without_a_meaning_for_a_top_are_rejected():
+    problem, start = polynomial()
+    arguments = {"steps": [1], "progress": False}
+    for update, match in (
+        (U.clipped(0.3, over="row"), "belongs to no row"),
+        (U.row_adam(2, memory=0.1), "does not train a head"),
+    ):
+        algorithm = sgd.GradientDescent(0.1, update=update)
+        with pytest.raises(ValueError, match=match):
+            sgd.solve_dmft(problem, algorithm, start, **arguments)

@@ -494,7 +494,15 @@ def test_float32_stays_float32(name):
     ]
     scalars = tuple(np.ones((), np.float32) for _ in update.law.scalars)
     squares = tuple(np.ones((2, D), np.float32) for _ in update.law.squares)
-    state = Rows(np.zeros((rows, D), np.float32), np.zeros(rows, np.float32), scalars, squares)
+    trained = problem.structure.trained
+    vectors = tuple(np.ones(2, np.float32) for _ in update.law.vector_names(trained))
+    state = Rows(
+        np.zeros((rows, D), np.float32),
+        np.zeros(rows, np.float32),
+        scalars,
+        squares,
+        vectors=vectors,
+    )
     embedding = Embedding(
         *(
             cast(array) if array.dtype.kind == "f" else array
@@ -609,6 +617,8 @@ def all_updates():
         U.adam(2.0, beta=0.0),
         U.inertia(0.5, temperature=0.1),
         U.row_adam(2, memory=1.0),
+        U.separate(rows=U.momentum(0.9), head=U.adam(2.0)),
+        U.separate(head={"b": U.muon(memory=2.0), "c": U.adam(2.0, velocity_memory=3.0)}),
     ]
 
 
@@ -664,14 +674,18 @@ def test_updates_without_an_ode_raise():
         (fast, problem, r"update = own.*O\(1\) steps and is not linear"),
         (U.own(long_steps), problem, r"update = own.*no high-dimensional limit"),
         (U.own(fixed_clip), problem, r"update = own.*no high-dimensional limit"),
-        (U.muon(), trained, r"update = muon.*does not train a head"),
-        (U.muon(memory=1.0), trained, r"update = muon.*does not train a head"),
-        (U.sign(), trained, r"update = sign.*does not train a head"),
-        (U.adam(1.0), trained, r"update = adam.*does not train a head"),
+        (U.row_adam(2, 1.0), trained, r"update = row_adam.*does not train a head"),
         (
-            U.weight_decay(0.1, of=U.sign()),
+            U.weight_decay(0.1, of=U.row_adam(2, 1.0)),
             trained,
             r"update = weight_decay.*does not train a head",
+        ),
+        (U.separate(head=U.adam(1.0)), problem, r"update = separate.*the head is fixed"),
+        (U.separate(head={"b": U.adam(1.0)}), trained, r"head = 'b'.*with a top"),
+        (
+            U.separate(rows=U.sign(), head=U.adam(1.0)),
+            trained,
+            r"update = separate.*O\(1\) steps and the step is not linear",
         ),
         (U.average(1.0), sphere, r"update = average.*sphere"),
         (U.weight_decay(0.1, of=U.polyak()), sphere, r"update = weight_decay.*sphere"),

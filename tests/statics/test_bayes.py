@@ -272,3 +272,105 @@ def test_linear_labels_of_two_signals_are_ridge_regression():
     result = sgd.bayes_optimal(problem, [1.0])
     v = (-0.4 + np.sqrt(0.16 + 8 * 0.2)) / 4
     assert result["excess_risk"].values.ravel() == pytest.approx(v / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("noise", [1e-3, 1e-6])
+def test_small_noise_of_linear_labels(noise):
+    """The closed form of ridge regression; one grid of z and y would have 1e5 nodes per axis."""
+    alphas = np.array([0.5, 0.9, 1.1, 3.0])
+    b = 1 + noise + alphas
+    expected = (b - np.sqrt(b**2 - 4 * alphas)) / 2
+    result = sgd.bayes_optimal(teacher("linear", noise=noise), alphas)
+    assert result.q.values[:, 0, 0] == pytest.approx(expected, abs=1e-8)
+    assert result.attrs["error_quadrature"] < 1e-5
+
+
+@pytest.mark.parametrize("activation", ["abs", "relu", "square"])
+def test_nodes_of_small_noise_agree_with_one_grid(activation, monkeypatch):
+    with jax.enable_x64(True):
+        channel = channel_of(setup_of(teacher(activation, noise=0.05)).likelihood, 1.0)
+        for q in (0.2, 0.9):
+            monkeypatch.setattr("sgdynamics.statics.channel.LARGEST_GRID", 1e9)
+            grid = channel.information(q)
+            monkeypatch.setattr("sgdynamics.statics.channel.LARGEST_GRID", 0.0)
+            own = channel.information(q)
+            assert pytest.approx(grid.J, rel=1e-7) == own.J
+            assert own.psi == pytest.approx(grid.psi, abs=1e-8)
+
+
+def test_error_of_labels_that_switch_away_from_zero():
+    """Logistic labels of z + 0.7: the error is E min(Z, 1 - Z), with a bend where Z = 1/2."""
+    law = sgd.labels.logistic(3.0)
+    problem = sgd.MultiIndex(lambda z: z[0] + 0.7, directions=1, width=1, labels=law)
+    result = sgd.bayes_optimal(problem, [2.0])
+    q = result.q.item()
+    om = np.linspace(-8, 8, 8001) * np.sqrt(q)
+    eta = np.linspace(-8, 8, 801)
+    inner = np.exp(-(eta**2) / 2)
+    inner /= inner.sum()
+    Z = 1 / (1 + np.exp(-3 * (om[:, None] + np.sqrt(1 - q) * eta + 0.7))) @ inner
+    weights = np.exp(-(om**2) / (2 * q))
+    expected = weights @ np.minimum(Z, 1 - Z) / weights.sum()
+    assert result.error.item() == pytest.approx(expected, abs=2e-6)
+    switch = channel_of(setup_of(problem).likelihood, 1.0)._switches(q)
+    assert switch == pytest.approx([-0.7], abs=1e-8)
+
+
+def test_a_committee_that_is_known_too_well_is_rejected():
+    with pytest.raises(ValueError, match=r"samples_per_dimension = 1000.*Use fewer"):
+        sgd.bayes_optimal(COMMITTEE, [2.0, 1000.0])
+
+
+@pytest.mark.slow
+def test_committee_in_covariance_blocks():
+    """A function of z1 + z2 has the overlap of one signal; its sign committee specialises."""
+    blocks = sgd.MultiIndex(lambda z: z[0] + z[1], directions=2, noise=0.4, covariance=BLOCKS)
+    single = sgd.MultiIndex(
+        lambda z: jnp.sqrt(2.0) * z[0], directions=1, noise=0.4, covariance=BLOCKS
+    )
+    expected = sgd.bayes_optimal(single, [2.0])
+    result = sgd.bayes_optimal(blocks, [2.0])
+    direction = np.ones(2) / np.sqrt(2)
+    overlap = direction @ result.q.values[0] @ direction
+    assert overlap == pytest.approx(expected.q.item(), rel=1e-3)
+    assert result.excess_risk.item() == pytest.approx(expected.excess_risk.item(), rel=2e-3)
+    # linear labels: the floor is the best ridge regression
+    ridge = sgd.erm(single, [2.0], weight_decay="best", loss="squared")
+    assert expected.excess_risk.item() == pytest.approx(ridge.excess_risk.item(), rel=1e-8)
+
+
+def test_sign_committee_in_covariance_blocks_specialises_earlier():
+    """Blocks lower the threshold of weak recovery, here from 2.0524 to 1.5627 samples/d."""
+    problem = COMMITTEE.replace(covariance=BLOCKS)
+    threshold = sgd.weak_recovery(problem).samples_per_dimension[1]
+    result = sgd.bayes_optimal(problem, [0.95 * threshold, 1.05 * threshold])
+    minus = result.q.values[:, 0, 0] - result.q.values[:, 0, 1]
+    assert minus[0] == pytest.approx(0.0, abs=1e-5)
+    assert minus[1] > 0.01
+    assert result.attrs["error_quadrature"] < 1e-4
+
+
+@pytest.mark.slow
+def test_linear_labels_of_three_signals_are_ridge_regression():
+    problem = sgd.MultiIndex(lambda z: z[0] + 2 * z[1] - z[2], directions=3, noise=0.5)
+    result = sgd.bayes_optimal(problem, [1.5])
+    alpha, noise = 1.5, 0.5 / 6
+    b = 1 + noise + alpha
+    q = (b - np.sqrt(b**2 - 4 * alpha)) / 2
+    direction = np.array([1.0, 2.0, -1.0]) / np.sqrt(6)
+    assert direction @ result.q.values[0] @ direction == pytest.approx(q, rel=2e-3)
+    assert np.trace(result.q.values[0]) == pytest.approx(q, rel=2e-3)
+    assert result.excess_risk.item() == pytest.approx(3 * (1 - q), rel=1e-2)
+
+
+@pytest.mark.slow
+def test_three_signals_that_add_up_are_one():
+    single = sgd.MultiIndex(lambda z: jnp.tanh(z[0]), directions=1, noise=0.3)
+    three = sgd.MultiIndex(
+        lambda z: jnp.tanh((z[0] + z[1] + z[2]) / jnp.sqrt(3.0)), directions=3, noise=0.3
+    )
+    expected, result = sgd.bayes_optimal(single, [1.0]), sgd.bayes_optimal(three, [1.0])
+    direction = np.ones(3) / np.sqrt(3)
+    overlap = direction @ result.q.values[0] @ direction
+    assert overlap == pytest.approx(expected.q.item(), rel=0.01)
+    assert result.excess_risk.item() == pytest.approx(expected.excess_risk.item(), rel=0.01)

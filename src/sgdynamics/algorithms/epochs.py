@@ -20,6 +20,7 @@ from jaxtyping import Float, Int
 from sgdynamics.algorithms.cell_stability import LEVELS, CellStability, smallest_cells
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, HINTS, TRACED_FIELDS, FixedData
 from sgdynamics.algorithms.updates.momentum import cell_velocity
+from sgdynamics.algorithms.updates.sample_memory import require_no_rule
 from sgdynamics.base import checks, pytrees
 from sgdynamics.base.arrays import IntScalar, Numeric
 from sgdynamics.base.controls import Schedule, rescale_schedule
@@ -95,6 +96,7 @@ class EpochSGD(FixedData):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        require_no_rule(self.update, "EpochSGD")
         object.__setattr__(self, "batch", checks.integer("batch", self.batch, 1))
         object.__setattr__(self, "order", checks.choice("order", self.order, ORDERS))
 

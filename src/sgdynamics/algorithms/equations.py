@@ -150,6 +150,9 @@ def fixed_data_section(
         lines = [rf"W \leftarrow W - \mathrm{{lr}} {step}{noise}"]
         if update_lines:
             thermal = [rf"W \leftarrow W{noise}"] if noise else []
+            assert algorithm.law is not None
+            if algorithm.law.on_sample is not None:
+                step = rf"\frac{{1}}{{n}} \sum_{{\mu=1}}^{{n}} g_\mu x_\mu^\top{decay}"
             lines = [f"G = {step}", *update_lines, *thermal, "D = 1"]
         if isinstance(algorithm, PersistentSGD):
             lines.append(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, SupportsFloat, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, SupportsFloat, cast, runtime_checkable
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates import (
@@ -17,6 +17,7 @@ from sgdynamics.algorithms.updates import (
     muon,
     nesterov,
     rmsprop,
+    separate,
     weight_decay,
 )
 from sgdynamics.algorithms.updates.update import Update
@@ -36,12 +37,19 @@ OFF = {
     "ns_coefficients": (3.4445, -4.7750, 2.0315),
 }
 HEAD_FIX = (
-    "This optimiser has a limit for the rows of the first layer, not for a trained head. "
-    "Freeze the head (requires_grad=False and a single parameter group), or use torch.optim.SGD."
+    "its accumulators of rows and head start at different values in the library's units. Freeze "
+    "the head (requires_grad=False), or use torch.optim.Adam."
 )
 
 
-def from_torch(optimiser: object, *, dimension: int, batch: int = 1) -> OnePassSGD:
+def from_torch(
+    optimiser: object,
+    *,
+    dimension: int,
+    batch: int = 1,
+    input_scale: float = 1.0,
+    network: object = None,
+) -> OnePassSGD:
     """Convert a PyTorch optimiser, for a network and a loss in the library's units.
 
     Use ``sgd.from_training`` for any other network or loss: it reads both and converts them too.
@@ -50,11 +58,17 @@ def from_torch(optimiser: object, *, dimension: int, batch: int = 1) -> OnePassS
     ----------
     optimiser : torch.optim.Optimizer
         SGD (with momentum, dampening, Nesterov), Adam, AdamW, RMSprop, Adagrad or Muon. A second
-        parameter group, that of the head, may have its own learning rate if the optimiser is SGD.
+        parameter group, that of the head or top, may have its own learning rate.
     dimension : int
         Input dimension d.
     batch : int, default 1
         Batch size.
+    input_scale : float, default 1.0
+        Scale s of the inputs s x of the network, with x ~ N(0, I): rows of the library are s times
+        the weight of PyTorch.
+    network : torch.nn.Module, optional
+        Module that ``sgd.from_network`` turned into a problem. The groups of the optimiser are then
+        matched with its parameters, and the rates are those of the leaves of the top.
 
     Returns
     -------
@@ -65,8 +79,8 @@ def from_torch(optimiser: object, *, dimension: int, batch: int = 1) -> OnePassS
     Raises
     ------
     ValueError
-        If the optimiser is not in the list, has an option that changes its steps, or has a group
-        for the head and cannot train it.
+        If the optimiser is not in the list or has an option that changes its steps, if its groups
+        differ in more than lr, or if it does not train the first layer of the network.
 
     Notes
     -----
@@ -78,6 +92,9 @@ def from_torch(optimiser: object, *, dimension: int, batch: int = 1) -> OnePassS
     With lr_T the learning rate of PyTorch: plain SGD lr = d lr_T; momentum mu:
     lr = d lr_T (1 - dampening)/(1 - mu), memory = d (1 - mu); Adam, RMSprop: lr = d lr_T,
     memory = d (1 - beta2); Adagrad: lr = sqrt(d) lr_T; Muon: lr = d lr_T, memory = d (1 - mu).
+    A network that reads s x has lr = d s^2 lr_T and the head_rate 1/s^2 under SGD. Steps of the
+    other optimisers do not depend on the scale of a gradient: lr has one factor s, and the
+    head_rate is 1/s.
     Weight decay is coupled or decoupled as in PyTorch. With dampening, the library also damps the
     first step of SGD, and PyTorch does not.
 
@@ -95,14 +112,120 @@ def from_torch(optimiser: object, *, dimension: int, batch: int = 1) -> OnePassS
     (20.0, momentum(memory=100))
     """
     d = checks.integer("dimension", dimension, 1)
-    group, head_rate = _single_group(optimiser)
-    lr, update = convert_group(optimiser, group, d)
-    if len(parameter_groups(optimiser)) == 2 and update is not None and not update.law.trains_head:
-        raise checks.reject("optimiser", type(optimiser).__name__, HEAD_FIX)
-    decay = decay_of(group)
+    scales = LayerScales(inputs=checks.number("input_scale", input_scale, above=0.0))
+    head_rate: float | dict[str, float]
+    if network is None:
+        group, head_rate = _single_group(optimiser)
+    else:
+        group, head_rate = _rates_by_leaf(optimiser, network, d)
+    has_head = scales.inputs != 1.0
+    lr, update = convert_layers(optimiser, group, group if has_head else None, d, scales)
+    factor = head_rate_factor(optimiser, scales)
+    if isinstance(head_rate, dict):
+        head_rate = {name: factor * rate for name, rate in head_rate.items()}
+    else:
+        head_rate = factor * head_rate
+    return OnePassSGD(lr=lr, batch=batch, head_rate=head_rate, update=update)
+
+
+class LayerScales(NamedTuple):
+    """Factors between a network of PyTorch and that of the library.
+
+    Attributes
+    ----------
+    inputs : float
+        Factor b of the rows, w = b w'.
+    head : float
+        Factor of the head, a = head a'.
+    loss : float
+        Factor of the loss.
+    """
+
+    inputs: float = 1.0
+    head: float = 1.0
+    loss: float = 1.0
+
+
+def convert_layers(
+    optimiser: object,
+    rows: dict[str, Any],
+    head: dict[str, Any] | None,
+    d: int,
+    scales: LayerScales,
+) -> tuple[float, Update | None]:
+    """Library lr and update, with weight decay, of the parameter groups of rows and head.
+
+    Without a head, or with one of the same scale, both have the update of the rows.
+    """
+    b, outputs, r = scales
+    lr, update = convert_group(optimiser, rows, d, r * b)
+    decoupled = type(optimiser).__name__ in DECOUPLED
+    decay = decay_of(rows) / (b if decoupled else r * b * b)
+    if head is None or type(optimiser).__name__ == "SGD":
+        head_decay = decay if head is None else decay_of(head) / (r * outputs**2)
+        if decay or head_decay:
+            update = with_weight_decay(
+                optimiser, update, decay, None if head is None else head_decay
+            )
+        return lr * b, update
+    # Steps of the same size for any size of the gradient: only eps and decay know their units.
+    _, head_update = convert_group(optimiser, head, d, r * outputs)
+    head_decay = decay_of(head) / (outputs if decoupled else r * outputs**2)
     if decay:
         update = with_weight_decay(optimiser, update, decay)
-    return OnePassSGD(lr=lr, batch=batch, head_rate=head_rate, update=update)
+    if head_decay:
+        head_update = with_weight_decay(optimiser, head_update, head_decay)
+    if update == head_update:
+        return lr * b, update
+    if type(optimiser).__name__ == "Adagrad":
+        raise checks.reject("optimiser", "Adagrad", HEAD_FIX)
+    return lr * b, separate(rows=update, head=head_update)
+
+
+def head_rate_factor(optimiser: object, scales: LayerScales) -> float:
+    """Library head_rate of two layers with the same learning rate in PyTorch."""
+    ratio = scales.head / scales.inputs
+    return ratio**2 if type(optimiser).__name__ == "SGD" else ratio
+
+
+def _rates_by_leaf(
+    optimiser: object, network: Any, d: int
+) -> tuple[dict[str, Any], dict[str, float]]:
+    """The options of the group of the first layer, and the relative rates of all other leaves."""
+    if not callable(getattr(network, "named_parameters", None)):
+        raise checks.reject("network", network, "Pass the torch.nn.Module that is trained.")
+    groups = parameter_groups(optimiser)
+    by_name: dict[str, dict[str, Any] | None] = {}
+    first = None
+    for name, parameter in network.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        by_name[name] = find_group(parameter, groups)
+        shape = tuple(parameter.shape)
+        if first is None and len(shape) == 2 and shape[1] == d:
+            first = name
+    if first is None or (rows := by_name.pop(first)) is None:
+        fix = f"the optimiser does not train a first layer with {d} inputs. Add its weight."
+        raise checks.reject("network", type(network).__name__, fix)
+    rates = {}
+    for name, group in by_name.items():
+        if group is not None and not same_options(rows, group, ("params", "lr", "initial_lr")):
+            fix = "the groups of an optimiser may differ only in lr."
+            raise checks.reject("optimiser", f"the group of {name}", fix)
+        rate = 0.0 if group is None else float(plain(group["lr"]))
+        rates[name] = relative_rate(float(plain(rows["lr"])), rate)
+    return rows, rates
+
+
+def find_group(parameter: Any, groups: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the parameter group that trains a parameter; None if it is frozen or in no group."""
+    if parameter is None or not getattr(parameter, "requires_grad", True):
+        return None
+    for group in groups:
+        is_member = any(member is parameter for member in group.get("params", ()))
+        if is_member and float(plain(group["lr"])) > 0:
+            return group
+    return None
 
 
 def convert_group(

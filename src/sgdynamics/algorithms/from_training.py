@@ -10,15 +10,15 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.algorithms.from_torch import (
-    DECOUPLED,
-    HEAD_FIX,
-    convert_group,
+    LayerScales,
+    convert_layers,
     decay_of,
+    find_group,
+    head_rate_factor,
     parameter_groups,
     plain,
     relative_rate,
     same_options,
-    with_weight_decay,
 )
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.torch_network import (
@@ -26,7 +26,6 @@ from sgdynamics.algorithms.torch_network import (
     Module,
     Optimiser,
     TwoLayers,
-    find_group,
     is_module,
     loss_scale,
     read_network,
@@ -149,8 +148,8 @@ def from_training(
         ``loss(output, target)`` proportional to it, ``"mse"`` for the mean of (f - y)^2, or
         ``"half_mse"`` for the mean of (f - y)^2/2.
     optimiser : torch.optim.Optimizer
-        SGD (momentum, dampening, Nesterov, weight decay) or, if the head is frozen, Adam, AdamW,
-        RMSprop, Adagrad or Muon. First layer and head may be in groups that differ in lr and
+        SGD (momentum, dampening, Nesterov, weight decay), Adam, AdamW, RMSprop, Muon or, if the
+        head is frozen, Adagrad. First layer and head may be in groups that differ in lr and
         weight_decay. A head with ``requires_grad=False``, or in no group, is frozen.
     teacher : torch.nn.Module or array_like
         Network that gives the labels, read like ``network``, or the rows of its first layer, (k,
@@ -196,8 +195,10 @@ def from_training(
 
     r = 2 for ``torch.nn.MSELoss()`` and 2 batch for its sum. Momentum changes lr as in
     ``sgd.from_torch``; steps of Adam, RMSprop, Adagrad and Muon do not depend on r, apart from
-    their eps. The factor c is measured: the network is called on a few random inputs, which also
-    tests whether its layers were read correctly.
+    their eps: they have lr = b eta d and head_rate = (eta' c p)/(eta b), and if eps or decay differ
+    in the library's units of both layers, the update is ``sgd.updates.separate``. The factor c is
+    measured: the network is called on a few random inputs, which also tests
+    whether its layers were read correctly.
 
     Clock: n steps of the training are alpha = n batch/d, which is ``training.alpha(n)``, and
     t = lr n/d. The loss of the training is ``training.loss(result.risk)``: the mean squared error,
@@ -227,25 +228,16 @@ def from_training(
 
     # Ratios of the gradients that the optimiser receives to those of the library's loss.
     rows_scale, head_scale = r * b, r * c * p
-    lr, update = convert_group(optimiser, rows_group, d, rows_scale)
-    adaptive = update is not None and not update.law.trains_head
-    if head_group is not None and adaptive:
-        raise checks.reject("optimiser", type(optimiser).__name__, HEAD_FIX)
-    lr *= b  # a step of w' by x is a step of w = b w' by b x
+    scales, converted, problem_decay = LayerScales(b, c * p, r), rows_group, 0.0
+    if head_group is None and type(optimiser).__name__ == "SGD":
+        # weight decay of the rows alone is that of a problem
+        converted = {**rows_group, "weight_decay": 0.0}
+        problem_decay = decay_of(rows_group) / (rows_scale * b)
+    lr, update = convert_layers(optimiser, converted, head_group, d, scales)
     head_rate = 1.0
     if head_group is not None:
         rates = [float(plain(group["lr"])) for group in (rows_group, head_group)]
-        head_rate = relative_rate(*rates) * (c * p / b) ** 2
-    decay, problem_decay = decay_of(rows_group), 0.0
-    if adaptive and decay:
-        decoupled = type(optimiser).__name__ in DECOUPLED
-        update = with_weight_decay(optimiser, update, decay / (b if decoupled else rows_scale * b))
-    elif head_group is None:
-        problem_decay = decay / (rows_scale * b)
-    else:
-        head_decay = decay_of(head_group) / (head_scale * c * p)
-        if decay or head_decay:
-            update = with_weight_decay(optimiser, update, decay / (rows_scale * b), head_decay)
+        head_rate = relative_rate(*rates) * head_rate_factor(optimiser, scales)
     problem = _problem(layers, labels, noise, head_group is not None, problem_decay, covariance)
     algorithm = OnePassSGD(lr=lr, batch=batch, head_rate=head_rate, update=update)
     require("simulate", problem, algorithm)

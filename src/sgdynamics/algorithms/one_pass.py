@@ -31,6 +31,7 @@ from sgdynamics.algorithms.updates.gradient_source import (
     increments,
 )
 from sgdynamics.algorithms.updates.law import Law
+from sgdynamics.algorithms.updates.sample_memory import require_no_rule
 from sgdynamics.algorithms.updates.state_rate import check_state_rate, reads_state
 from sgdynamics.algorithms.updates.update import Update, validate_update
 from sgdynamics.base import checks, pytrees
@@ -135,7 +136,7 @@ class OnePassSGD:
         object.__setattr__(self, "per", checks.choice("per", self.per, UNITS))
         object.__setattr__(self, "batch", _validate_batch(self.batch))
         object.__setattr__(self, "head_rate", validate_head_rate(self.head_rate))
-        validate_update(self.update)
+        require_no_rule(validate_update(self.update), "one pass")
         if reads_state(self.lr):
             fix = (
                 "the rate depends on the state. Use update=sgd.updates.state_rate(f) with a "
@@ -254,7 +255,7 @@ class OnePassSGD:
         if self.law is not None and structure is not None:
             check_update(self.update, self.law, structure)
             if structure.top is not None:
-                self._check_top(problem)
+                check_top(self.update)
 
     def _check_static_head(self, structure: Structure) -> None:
         """Raise ValueError unless there is a head that can follow its optimum."""
@@ -264,22 +265,6 @@ class OnePassSGD:
         if self.stepping is not None:
             fix = "a static head needs plain SGD. Omit update and temperature."
             raise checks.reject("update", self.stepping, fix)
-
-    def _check_top(self, problem: Trainable) -> None:
-        """Raise ValueError for an update that has no meaning for a top.
-
-        Updates of the whole gradient act on the top coordinate by coordinate, or by its length.
-        Those of single rows do not, because the numbers of a top belong to no row.
-        """
-        if self.update is not None and ("over", "row") in self.update.options:
-            fix = 'a top belongs to no row. Use over="matrix", or plain SGD.'
-            raise checks.reject("update", self.update, fix)
-        if "head_decay" in problem.parameters:
-            fix = (
-                "weight decay by leaf is only supported for plain SGD. Use one number, or "
-                "sgd.updates.weight_decay(rate, of=..., head=...)."
-            )
-            raise checks.reject("update", self.update, fix)
 
     @property
     def scheduled(self) -> bool:
@@ -417,6 +402,17 @@ class OnePassSGD:
         return record
 
 
+def check_top(update: Update | None) -> None:
+    """Raise ValueError for an update that has no meaning for a top.
+
+    Updates of the whole gradient act on the top coordinate by coordinate, or by its length. Those
+    of single rows do not, because the numbers of a top belong to no row.
+    """
+    if update is not None and ("over", "row") in update.options:
+        fix = 'a top belongs to no row. Use over="matrix", or plain SGD.'
+        raise checks.reject("update", update, fix)
+
+
 def check_update(update: Update | None, law: Law, structure: Structure) -> None:
     """Raise ValueError if an update does not suit the structure of a problem."""
     if structure.trained and not law.trains_head:
@@ -425,6 +421,10 @@ def check_update(update: Update | None, law: Law, structure: Structure) -> None:
             update,
             'this update does not train a head. Use head="fixed" or another update.',
         )
+    if law.vectors and not structure.trained:
+        fix = 'the head is fixed. Use head="trained", a top, or the update of the rows alone.'
+        raise checks.reject("update", update, fix)
+    _check_leaves(law, structure)
     if structure.heads > 1:
         raise checks.reject(
             "update",
@@ -443,6 +443,21 @@ def check_update(update: Update | None, law: Law, structure: Structure) -> None:
             update,
             "an average of rows does not stay on the sphere. Use constraint=None.",
         )
+
+
+def _check_leaves(law: Law, structure: Structure) -> None:
+    """Raise ValueError for updates of leaves that do not exist, or that overlap."""
+    claimed: set[int] = set()
+    for key in law.leaves:
+        if structure.top is None:
+            fix = "updates by leaf are for problems with a top, sgd.Problem(..., top=...)."
+            raise checks.reject("head", key, fix)
+        leaves = structure.top.leaves_of(key)
+        if not leaves or claimed & set(leaves):
+            names = ", ".join(structure.top.names)
+            fix = f"give each leaf one update at most; the leaves of the top are {names}"
+            raise checks.reject("head", key, fix)
+        claimed |= set(leaves)
 
 
 def _validate_batch(value: object) -> int | float | Schedule:
@@ -560,7 +575,13 @@ def take_step(
     if "unit" in algorithm:
         lr, D = lr * algorithm["unit"], dimension * algorithm["unit"]
     setting = StepSettings(
-        lr, D, number, algorithm["head_rate"], stride.weight_decay, stride.structure
+        lr,
+        D,
+        number,
+        algorithm["head_rate"],
+        stride.weight_decay,
+        stride.structure,
+        stride.head_decay,
     )
     change = increments(law, algorithm["update"], state, source, setting)
     rows, p = jnp.asarray(state.rows + change.rows), stride.structure.width
@@ -574,4 +595,5 @@ def take_step(
         rows = jnp.asarray(rows).at[:p].divide(lengths)
     scalars = tuple(x + dx for x, dx in zip(state.scalars, change.scalars, strict=True))
     squares = tuple(x + dx for x, dx in zip(state.squares, change.squares, strict=True))
-    return Rows(rows, head, scalars, squares, state.signals)
+    vectors = tuple(x + dx for x, dx in zip(state.vectors, change.vectors, strict=True))
+    return Rows(rows, head, scalars, squares, state.signals, vectors=vectors)

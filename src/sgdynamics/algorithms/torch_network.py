@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sgdynamics.algorithms.from_torch import plain
+from sgdynamics.algorithms.from_torch import find_group
 from sgdynamics.base import checks
 from sgdynamics.problems.activations import Activation, ActivationLike
 from sgdynamics.problems.activations import activation as find_activation
@@ -387,14 +387,3 @@ def _constant_ratio(
     # In single precision the ratio has an error of 1e-6. Multiples of 1/2 are meant exactly.
     nearest = round(2 * ratio) / 2
     return nearest if nearest and abs(ratio / nearest - 1) < 1e-3 else ratio
-
-
-def find_group(parameter: Tensor | None, groups: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the parameter group that trains a parameter; None if it is frozen or in no group."""
-    if parameter is None or not getattr(parameter, "requires_grad", True):
-        return None
-    for group in groups:
-        is_member = any(member is parameter for member in group.get("params", ()))
-        if is_member and float(plain(group["lr"])) > 0:
-            return group
-    return None

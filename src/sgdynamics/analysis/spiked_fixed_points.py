@@ -16,14 +16,12 @@ examples with four are known. With al = 0 these are Proposition 3.2, (D.4) and (
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from sgdynamics.algorithms.one_pass import OnePassSGD, constant_rate, validate_algorithm
+from sgdynamics.base.roots import find_minimum, find_root
 from sgdynamics.dynamics.spiked_equations import drift, equation_parameters, jacobian
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_spiked_problem
 
@@ -31,6 +29,8 @@ from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor, check_s
 GRID = 4001
 # Two roots that are closer than rounding can separate are one double root.
 TOUCHING = 1e-13
+# Absolute tolerance of roots, which are found to rounding.
+SMALLEST = 1e-300
 # Eigenvalues below this, relative to the largest, are 0.
 NULL = 1e-6
 
@@ -118,13 +118,8 @@ def _uncorrelated_solutions(k: int, c: float, ridge: float) -> list[float]:
     maximum = c * (k - 2) / (k - 1)
     if excess(maximum) < 0:
         return [0.0]
-    return [0.0, _find_root(excess, 0.0, maximum), _find_root(excess, maximum, c)]
-
-
-def _find_root(function: Callable[[float], float], low: float, high: float) -> float:
-    """The root between two points where the function has opposite signs."""
-    root: Any = optimize.brentq(function, low, high, xtol=1e-300)
-    return float(root)
+    first = find_root(excess, 0.0, maximum, xtol=SMALLEST)
+    return [0.0, first, find_root(excess, maximum, c, xtol=SMALLEST)]
 
 
 def correlated_solutions(k: int, snr: float, c: float, ridge: float) -> list[tuple[float, float]]:
@@ -161,14 +156,12 @@ def correlated_solutions(k: int, snr: float, c: float, ridge: float) -> list[tup
     inner = gaps[1:-1]
     is_dip = (inner < gaps[:-2]) & (inner < gaps[2:]) & (inner > 0)
     for i in np.flatnonzero(is_dip) + 1:
-        minimum: Any = optimize.minimize_scalar(
-            gap, bounds=(grid[i - 1], grid[i + 1]), method="bounded", options={"xatol": 1e-10}
-        )
+        minimum = find_minimum(gap, grid[i - 1], grid[i + 1])
         grid[i] = minimum.x
-        gaps[i] = minimum.fun if abs(minimum.fun) > TOUCHING else 0.0
+        gaps[i] = minimum.value if abs(minimum.value) > TOUCHING else 0.0
     roots = [grid[i] for i in np.flatnonzero(gaps == 0.0)]
     for i in np.flatnonzero(gaps[:-1] * gaps[1:] < 0):
-        roots.append(_find_root(gap, grid[i], grid[i + 1]))
+        roots.append(find_root(gap, grid[i], grid[i + 1], xtol=SMALLEST))
     return [(float(m), float(r2)) for m, r2, _ in sorted(solve_at(root) for root in roots)]
 
 

@@ -478,6 +478,61 @@ REFERENCES: dict[str, Reference] = {
             "doi": "10.1209/0295-5075/10/7/014",
         },
     ),
+    "defazio2014saga": Reference(
+        "inproceedings",
+        ("Defazio, Aaron and Bach, Francis and Lacoste-Julien, Simon"),
+        (
+            "{SAGA}: a fast incremental gradient method with support for non-strongly convex "
+            "composite objectives"
+        ),
+        2014,
+        {
+            "booktitle": NEURIPS,
+            "volume": "27",
+            "pages": "1646--1654",
+            "eprint": "1407.0202",
+        },
+    ),
+    "johnson2013accelerating": Reference(
+        "inproceedings",
+        ("Johnson, Rie and Zhang, Tong"),
+        ("Accelerating stochastic gradient descent using predictive variance reduction"),
+        2013,
+        {
+            "booktitle": NEURIPS,
+            "volume": "26",
+            "pages": "315--323",
+        },
+    ),
+    "chambolle2011first": Reference(
+        "article",
+        ("Chambolle, Antonin and Pock, Thomas"),
+        ("A first-order primal-dual algorithm for convex problems with applications to imaging"),
+        2011,
+        {
+            "journal": "Journal of Mathematical Imaging and Vision",
+            "volume": "40",
+            "number": "1",
+            "pages": "120--145",
+            "doi": "10.1007/s10851-010-0251-1",
+        },
+    ),
+    "condat2013primal": Reference(
+        "article",
+        ("Condat, Laurent"),
+        (
+            "A primal-dual splitting method for convex optimization involving Lipschitzian, "
+            "proximable and linear composite terms"
+        ),
+        2013,
+        {
+            "journal": "Journal of Optimization Theory and Applications",
+            "volume": "158",
+            "number": "2",
+            "pages": "460--479",
+            "doi": "10.1007/s10957-012-0245-9",
+        },
+    ),
     "polyak1964some": Reference(
         "article",
         ("Polyak, Boris T."),
@@ -1020,6 +1075,17 @@ REFERENCES: dict[str, Reference] = {
             "eprint": "1805.09767",
         },
     ),
+    "stich2018sparsified": Reference(
+        "inproceedings",
+        "Stich, Sebastian U. and Cordonnier, Jean-Baptiste and Jaggi, Martin",
+        "Sparsified {SGD} with memory",
+        2018,
+        {
+            "booktitle": NEURIPS,
+            "volume": "31",
+            "eprint": "1809.07599",
+        },
+    ),
     "douillard2023diloco": Reference(
         "misc",
         (
@@ -1145,6 +1211,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "updates.clipped": ("pascanu2013difficulty", "abadi2016deep"),
     "updates.normalised": ("nesterov1984minimization", "cutkosky2020momentum"),
     "updates.reuse": ("dandi2024benefits",),
+    "updates.sparse": ("stich2018sparsified",),
     "updates.sam": ("foret2021sharpness",),
     "updates.muon": ("jordan2024muon",),
     "updates.adagrad_norm": ("ward2019adagrad",),
@@ -1155,6 +1222,9 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "updates.weight_decay": ("loshchilov2019decoupled",),
     "updates.gradient_noise": ("abadi2016deep",),
     "updates.inertia": ("kramers1940brownian",),
+    "updates.saga": ("defazio2014saga",),
+    "updates.svrg": ("johnson2013accelerating",),
+    "updates.pdhg": ("chambolle2011first", "condat2013primal"),
     "updates.row_adam": ("kingma2015adam", "zhang2025adam"),
     "papers.escaping_mediocrity": ("arnaboldi2023escaping",),
     "papers.effective_dynamics": ("benarous2022high",),

@@ -11,8 +11,10 @@ import importlib
 import io
 import json
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
@@ -86,6 +88,20 @@ def _stop(message: str, code: int) -> None:
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+
+@contextmanager
+def _announce(method: str, quiet: bool) -> Iterator[None]:
+    """Report on a terminal that a method has started, and how long it took."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    print(
+        f"{method}: started; the first call of a kind compiles for up to a minute", file=sys.stderr
+    )
+    began = time.perf_counter()
+    yield
+    print(f"{method}: done after {time.perf_counter() - began:.1f} s", file=sys.stderr)
 
 
 app = typer.Typer(
@@ -176,11 +192,11 @@ def run(
         raise checks.reject(
             "name", name, f"{file} would be overwritten. Use another --name or --out."
         )
-    results = {
-        method: problem_files.solve(plan, method, False if quiet else None)
-        for plan in plans
-        for method in plan.calls
-    }
+    results = {}
+    for plan in plans:
+        for method in plan.calls:
+            with _announce(method, quiet):
+                results[method] = problem_files.solve(plan, method, False if quiet else None)
     files = [save(results, out / f"{name}.nc")]
     if extensions:
         from sgdynamics.cli.drawings import draw_results
@@ -254,10 +270,11 @@ def exit_time(file: File, json_: Json = False, quiet: Quiet = False) -> None:
 
     problem, algorithm, start, calls = problem_files.exit_calls(problem_files.read(file))
     progress = False if quiet else None
-    answers = [
-        exit_times.exit_time(problem, algorithm, start, progress=progress, **arguments)
-        for arguments in calls.values()
-    ]
+    answers = []
+    for method, arguments in calls.items():
+        with _announce(f"exit time, {method}", quiet):
+            answer = exit_times.exit_time(problem, algorithm, start, progress=progress, **arguments)
+        answers.append(answer)
     _show({"exit_times": [exit_row(answer) for answer in answers]}, json_, print_exits)
 
 
@@ -274,7 +291,9 @@ def hessian(file: File, json_: Json = False) -> None:
     from sgdynamics.cli.tables import print_hessian
 
     problem, start, arguments = problem_files.hessian_call(problem_files.read(file))
-    _show(hessian_summary(hessian_spectrum(problem, start, **arguments)), json_, print_hessian)
+    with _announce("Hessian", quiet=False):
+        spectrum = hessian_spectrum(problem, start, **arguments)
+    _show(hessian_summary(spectrum), json_, print_hessian)
 
 
 @app.command(short_help="Solve a problem over a grid of parameters.")

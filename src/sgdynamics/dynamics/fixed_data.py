@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from sgdynamics.algorithms.fixed_data import FixedData
-from sgdynamics.algorithms.one_pass import check_update
+from sgdynamics.algorithms.one_pass import check_top, check_update
 from sgdynamics.algorithms.updates.additions import PLAIN
 from sgdynamics.base import checks
 from sgdynamics.base.controls import is_scheduled
@@ -63,6 +63,11 @@ class FixedDataDynamics(FieldDynamics):
         if update is None or law is None:
             return
         check_update(update, law, self.structure)
+        if self.structure.top is not None:
+            check_top(update)
+        if law.on_sample is not None and self.structure.loss.reads_overlaps:
+            fix = "a rule for single samples needs a loss of the fields alone. Omit update"
+            raise checks.reject("update", update, fix)
         if not self.reads_full_batches and self.dimension is not None:
             update.check_memory(float(self.dimension), clock.t)
         if self.reads_full_batches:

@@ -24,6 +24,7 @@ from sgdynamics.dynamics.adapter import Criterion
 from sgdynamics.dynamics.fields import OVERLAPS, FieldDynamics, FieldWatch
 from sgdynamics.dynamics.requests import Arrays, SolveRequest
 from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.head_squares import head_square_nodes
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import MARGIN as QUADRATURE_MARGIN
 from sgdynamics.expectations.risk import choose_quadrature
@@ -34,10 +35,12 @@ from sgdynamics.ode.update_step import (
     LIMIT_DIMENSION,
     UpdateStep,
     count_reads,
+    has_head_squares,
     slow_rows,
 )
 from sgdynamics.problems.losses import label_noise
 from sgdynamics.problems.overlap_starts import Start
+from sgdynamics.problems.structure import Structure
 from sgdynamics.results.build import Labels
 from sgdynamics.results.clock import Clock, integration_points
 from sgdynamics.results.variables import VARIABLES
@@ -53,7 +56,7 @@ AVERAGED_TOLERANCE = 1e-4
 FINEST = 2.0
 JUMP_TOLERANCE = 3e-5  # local tolerance where single points jump: their share of a mean
 ROW_VARIABLES = ("rows_M", "rows_Q", "rows_a")  # overlaps of all sets of rows
-UPDATE_VARIABLES = ("update_scalars", "update_squares")
+UPDATE_VARIABLES = ("update_scalars", "update_squares", "update_vectors")
 
 
 class UpdateDynamics(FieldDynamics):
@@ -64,8 +67,13 @@ class UpdateDynamics(FieldDynamics):
 
     def _slow_state(self, initial_state: Start) -> Arrays:
         """All sets of rows that move as slowly as the weights, with a leading axis of runs."""
-        states = all_rows(self.algorithm.stepping, initial_state, self.structure.width)
-        sets = 1 + len(slow_rows(self.algorithm.law))
+        structure, law = self.structure, self.algorithm.law
+        states = all_rows(
+            self.algorithm.stepping, initial_state, structure.width, structure.trained
+        )
+        is_slow = [name not in law.fast_vectors for name in law.vector_names(structure.trained)]
+        states["update_vectors"] = states["update_vectors"][:, np.array(is_slow, bool)]
+        sets = 1 + len(slow_rows(law))
         rows = self.structure.width * sets
         slow = {
             "rows_M": states["rows_M"][:, :, :rows],
@@ -131,6 +139,8 @@ class UpdateDynamics(FieldDynamics):
             structure = replace(structure, sample=replace(structure.sample, noise_law=None))
         field = UpdateStep(structure, quadrature, algorithm.batch, law, sums_noise, noise_law)
         replicates: dict[str, Any] = {"nodes": expectation_of(structure).nodes(quadrature, False)}
+        if has_head_squares(law, structure):
+            replicates = _with_head_nodes(structure, quadrature, replicates["nodes"])
         if not law.linear:
             first_run = {name: value[0] for name, value in states.items()}
             reads = count_reads(field, shared, first_run)
@@ -138,7 +148,11 @@ class UpdateDynamics(FieldDynamics):
             largest_variance = float(np.abs(initial_state.Q_blocks).sum(axis=1).max())
             fine = min(max(1.0, np.sqrt(largest_variance)), FINEST)
             quiet = sums_noise or self._is_noiseless()
-            replicates = field_points(structure, algorithm.batch, reads, quiet=quiet, fine=fine)
+            # The signs of the gradient of a head jump where its derivative by the head vanishes.
+            jumps = law.jumps and structure.trained
+            replicates = field_points(
+                structure, algorithm.batch, reads, quiet=quiet, fine=fine, jumps=jumps
+            )
         points = integration_points(algorithm, clock)
         case = Case(field, replicates, shared, states, points, {})
         if not law.scales:
@@ -273,11 +287,30 @@ class UpdateDynamics(FieldDynamics):
             sets = ["weights", *law.rows][: values["rows_Q"].shape[-1] // width]
             meaning = {"long_name": "which set of rows"}
             coordinates["row_set"] = ("set_row", np.repeat(sets, width), meaning)
-        for name, names in (("update_scalar", law.scalars), ("update_square", law.squares)):
+        names_of_axes = {
+            "update_scalar": law.scalars,
+            "update_square": law.squares,
+            "update_vector": law.vector_names(self.structure.trained),
+        }
+        for name, names in names_of_axes.items():
             if f"{name}s" in values:
+                if name == "update_vector" and values[f"{name}s"].shape[-2] < len(names):
+                    names = law.slow_vector_names(self.structure.trained)
                 meaning = {"long_name": "what the update keeps"}
                 coordinates[name] = (name, np.array(names), meaning)
         return Labels(variables, coordinates)
+
+
+def _with_head_nodes(
+    structure: Structure, quadrature: Quadrature, nodes: dict[str, np.ndarray]
+) -> dict[str, Any]:
+    """Nodes of the moments and of the squares of the head, with as many replicates of both."""
+    count = len(next(iter(nodes.values())))
+    head_nodes = head_square_nodes(structure, quadrature, count)
+    needed = len(next(iter(head_nodes.values())))
+    if needed > count:
+        nodes = {name: np.repeat(value[:1], needed, axis=0) for name, value in nodes.items()}
+    return {"nodes": nodes, "head_nodes": head_nodes}
 
 
 def with_weights(states: Mapping[str, Any], width: int) -> dict[str, Any]:
@@ -299,9 +332,9 @@ def with_weights(states: Mapping[str, Any], width: int) -> dict[str, Any]:
     }
 
 
-def all_rows(update: Update, start: Start, width: int) -> Arrays:
+def all_rows(update: Update, start: Start, width: int, trained: bool = False) -> Arrays:
     """All sets of rows of a start, with a leading axis of runs; missing sets are 0."""
-    rows = update_start(update, start)
+    rows = update_start(update, start, trained)
     sets = count_row_sets(update.law)
     missing = width * sets - rows.M.shape[2]
     missing_heads = sets * start.a.shape[1] - rows.a.shape[1]
@@ -311,6 +344,7 @@ def all_rows(update: Update, start: Start, width: int) -> Arrays:
         "rows_a": np.pad(rows.a, ((0, 0), (0, missing_heads))),
         "update_scalars": rows.scalars,
         "update_squares": rows.squares,
+        "update_vectors": rows.vectors,
     }
 
 

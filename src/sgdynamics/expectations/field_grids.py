@@ -221,6 +221,11 @@ class FewFields(SobolAverages):
         nodes = self._product_nodes(at.nodes, "more" if finite else "few")
         return super().evaluate_moments(at._replace(nodes=nodes), finite=finite, flow=flow)
 
+    def mean_head_squares(self, at: Evaluation) -> Float[Numeric, " entries"]:
+        # Squares of the gradient of the head have up to twice the degree of the loss, as the norms
+        # at finite d have.
+        return super().mean_head_squares(at._replace(nodes=self._product_nodes(at.nodes, "more")))
+
     def _product_nodes(self, nodes: Nodes, name: str) -> Nodes:
         """The product of the grid and the Gauss-Hermite nodes of this name."""
         if self.has_circles:

@@ -198,6 +198,27 @@ class SobolAverages(SolverExpectation):
         weights: Float[Numeric, " n"] | None = None,
     ) -> Float[Numeric, "..."]:
         """E[loss] over points with these weights (equal by default); for any shape of the loss."""
+        return self._mean_of(self.structure.loss, at, points, plain=plain, weights=weights)
+
+    def mean_head_squares(self, at: Evaluation) -> Float[Numeric, " entries"]:
+        """E[(dloss/dtheta_j)^2] for every entry theta_j of a trained head or top."""
+        move = self.structure.loss.move
+
+        def squares(*arguments: Any) -> Numeric:
+            return move(*arguments)[1].head ** 2
+
+        return self._mean_of(squares, at, at.nodes["points"], weights=at.nodes.get("weights"))
+
+    def _mean_of(
+        self,
+        function: Callable[..., Numeric],
+        at: Evaluation,
+        points: Float[Numeric, "n coordinates"],
+        *,
+        plain: bool = False,
+        weights: Float[Numeric, " n"] | None = None,
+    ) -> Float[Numeric, "..."]:
+        """The mean of a function with the arguments of the loss, of any shape."""
         structure, sample = self.structure, self.structure.sample
         reading = parameters_with_overlaps(structure, at.parameters, at.overlaps)
 
@@ -213,10 +234,10 @@ class SobolAverages(SolverExpectation):
                 sample.tokens.group_by_sample(samples.students),
                 sample.tokens.group_by_sample(samples.signals),
             )
-            losses = jax.vmap(structure.loss, (0, 0, None, 0, None))(
+            values = jax.vmap(function, (0, 0, None, 0, None))(
                 *fields, at.head, samples.draws, reading
             )
-            return jnp.tensordot(samples.weights, losses, axes=1)
+            return jnp.tensordot(samples.weights, values, axes=1)
 
         def case_mean(case: dict[str, Any]) -> Float[Numeric, "..."]:
             return sum_over_points(partial(mean_of_points, case), points, weights)

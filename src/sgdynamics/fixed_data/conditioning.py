@@ -55,7 +55,10 @@ from sgdynamics.fixed_data.matrix_conditioning import (
 )
 from sgdynamics.fixed_data.sample_space import (
     SampleData,
+    SampleMemory,
+    SampleStep,
     combine_rows,
+    first_sample_memory,
     observe_fields,
     overlap_coefficients,
     overlaps_from_rows,
@@ -97,6 +100,7 @@ class ConditionedState(NamedTuple):
     draws: PyTree  # noise (n,), labels of a mixture, or a dictionary of draws
     messages: PyTree = ()  # of message passing
     memory: UpdateMemory | None = None  # of an update, in the basis of the weights
+    samples: SampleMemory | None = None  # of an update, for every sample
 
 
 class StepDraws(NamedTuple):
@@ -141,7 +145,7 @@ def initial_state(
     head, memory = weights.head.astype(A.dtype), None
     if setup.law is not None:
         first_rates = step.at_step(np.int64(0)).hyperparameters["update"]
-        memory = first_memory(setup.law, first_rates, rows, head)
+        memory = first_memory(setup.law, first_rates, rows, head, trained=structure.trained)
     return ConditionedState(
         P=jnp.zeros((capacity, A.shape[-1]), A.dtype),
         A=jnp.pad(A, ((0, 0), (0, spare), (0, 0))),
@@ -153,6 +157,7 @@ def initial_state(
         signals=signals,
         draws=as_dtype(sample.loss_argument(sample_draws), A.dtype),
         memory=memory,
+        samples=first_sample_memory(setup.law, A.shape[-1], structure.width, A.dtype),
     )
 
 
@@ -309,8 +314,9 @@ class ConditionedGradients(GradientSource):
     The `state` is that after the products so far; its weights are those before the step.
     """
 
-    def __init__(self, context: _StepContext, state: ConditionedState) -> None:
-        self.context, self.state, self.evaluations = context, state, 0
+    def __init__(self, context: _StepContext, state: ConditionedState, number: IntScalar) -> None:
+        self.context, self.state, self.number, self.evaluations = context, state, number, 0
+        self.last_means: dict[str, Numeric] = {}
 
     def mean(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
@@ -322,15 +328,35 @@ class ConditionedGradients(GradientSource):
         point = rows.reshape(state.rows.shape)
         fields, step = fields_from_rows(point, state.A), with_overlaps(setup, context.step, point)
         data = SampleData(state.selected, state.selected.shape[0], state.signals, state.draws)
-        g, head_gradient = sample_space_gradients(setup, step, data, fields, head)
+        g, head_gradient = self._vectors(step, data, fields, head)
         first = self.evaluations * len(g)
         normals = context.draws.normals[first : first + len(g)]
-        self.state, gradient = _extend_by_gradients(context, state, g, normals, first)
+        self.state, gradient = _extend_by_gradients(context, self.state, g, normals, first)
         self.evaluations += 1
         if setup.structure.loss.reads_overlaps:
             coefficients = overlap_coefficients(setup, step, data, fields, head)
             gradient = gradient + combine_rows(setup, step.parameters, coefficients, point)
         return gradient.reshape(rows.shape), head_gradient
+
+    def _vectors(
+        self, step: StepParameters, data: SampleData, fields: Numeric, head: Numeric
+    ) -> tuple[Numeric, Numeric]:
+        """The vectors g of this gradient in sample space, and the gradient of the head."""
+        setup, state = self.context.setup, self.state
+        if state.samples is None:
+            return sample_space_gradients(setup, step, data, fields, head)
+        assert setup.law is not None
+        assert state.memory is not None
+        rates, scalars = step.hyperparameters, state.memory.scalars
+        rule = SampleStep.of(setup.law, rates, scalars, self.number)
+        arguments = (setup.structure, step.parameters, data, fields, head, state.samples)
+        outcome = rule.outcome(*arguments)
+        self.state = state._replace(samples=outcome.memory)
+        self.last_means = outcome.means
+        return outcome.g, jnp.zeros_like(head)
+
+    def means(self) -> dict[str, Numeric]:
+        return self.last_means
 
     def noise(self) -> Numeric:
         """Normals of variance 1/d, as in `direct_steps.DataGradients`."""
@@ -351,7 +377,7 @@ def _advance_update(
     setup, dtype = context.setup, state.A.dtype
     assert setup.law is not None
     assert state.memory is not None
-    source = ConditionedGradients(context, state)
+    source = ConditionedGradients(context, state, number)
     kicks = None
     if setup.thermal and not setup.law.noise:
         source.state, kick, head_kick = _extend_by_noise(context, state)

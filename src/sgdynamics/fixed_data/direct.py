@@ -37,6 +37,7 @@ from sgdynamics.fixed_data.direct_steps import (
     mean_losses,
 )
 from sgdynamics.fixed_data.message_passing import MessagePassing, Messages, first_messages
+from sgdynamics.fixed_data.sample_space import SampleMemory, first_sample_memory
 from sgdynamics.fixed_data.setup import InitialWeights
 from sgdynamics.fixed_data.spectral_start import (
     SpectralStart,
@@ -219,7 +220,9 @@ class DirectFixedData(Simulator):
         # The risk at step 0 is the reference for divergence on the sphere.
         state = Weights(rows, head, selected, jnp.zeros(len(chosen)), signal_rows=signal_rows)
         if self.options.law is not None:
-            state = state._replace(memory=self._first_memories(rows, head))
+            state = state._replace(
+                memory=self._first_memories(rows, head), samples=self._first_samples(len(chosen))
+            )
         if self.first_messages is not None:
             messages = (jnp.asarray(leaf[chosen], self.dtype) for leaf in self.first_messages)
             state = state._replace(messages=Messages(*messages))
@@ -297,9 +300,19 @@ class DirectFixedData(Simulator):
         law, rates = self.options.law, self.context.hyperparameters
         assert law is not None
         parameters = step_parameters(self.context.parameters, rates, np.int64(0))[1]["update"]
-        variances = np.asarray(self.placement.scale) ** 2
-        return jax.vmap(lambda rows, head: first_memory(law, parameters, rows, head, variances))(
-            rows, head
+        variances, trained = np.asarray(self.placement.scale) ** 2, self.structure.trained
+
+        def first(rows: Numeric, head: Numeric) -> UpdateMemory:
+            return first_memory(law, parameters, rows, head, variances, trained)
+
+        return jax.vmap(first)(rows, head)
+
+    def _first_samples(self, runs: int) -> SampleMemory | None:
+        """The values that the update stores for every sample, in all runs."""
+        inputs = self.samples * self.structure.sample.tokens.inputs_per_sample
+        arguments = (self.options.law, inputs, self.structure.width, self.dtype)
+        return jax.tree.map(
+            lambda leaf: jnp.zeros((runs, *leaf.shape), leaf.dtype), first_sample_memory(*arguments)
         )
 
     def advance(
@@ -368,6 +381,7 @@ class DirectFixedData(Simulator):
             law = self.options.law
             vectors = 2 * p * (count_row_sets(law) + len(law.squares) + law.noise)
             per_run += vectors * self.dimension * self.dtype.itemsize
+            per_run += 2 * len(law.samples) * p * inputs * self.dtype.itemsize
         data_sets = 1 if self.options.shared else runs
         drawing = 4 * 8 * max(NORMALS_PER_CHUNK, self.dimension)
         return (data_sets + 1) * data_set + runs * per_run + drawing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,7 @@ from sgdynamics.base.controls import values_at
 from sgdynamics.base.precision import float64
 from sgdynamics.base.random import normals_and_uniforms, step_key
 from sgdynamics.fixed_data.message_passing import MessagePassing, Messages
+from sgdynamics.fixed_data.sample_space import SampleData, SampleMemory, SampleStep
 from sgdynamics.fixed_data.update_memory import (
     FULL_BATCH,
     UpdateMemory,
@@ -85,6 +86,7 @@ class Weights(NamedTuple):
     messages: PyTree = ()  # of message passing
     memory: UpdateMemory | None = None  # of an update
     signal_rows: Float[Numeric, "... K d"] | None = None  # of a run with a frame of its own
+    samples: SampleMemory | None = None  # of an update, for every sample
 
 
 class Options(NamedTuple):
@@ -527,10 +529,15 @@ def fixed_data_step(
         assert selected is not None
         following = next_selection(rates, selected, uniforms)
     if options.law is not None:
-        source = DataGradients(structure, parameters, data, selected, share, key, options.edges)
+        arguments = (structure, parameters, data, selected, share, key, options.edges)
+        source = DataGradients(*arguments)
+        if state.samples is not None:
+            assert state.memory is not None
+            rule = SampleStep.of(options.law, rates, state.memory.scalars, number)
+            source = SampleGradients(*arguments, rule=rule, samples=state.samples)
         kicks = None if kick is None or head_kick is None else (kick, head_kick)
         moved = update_step(options.law, rates, stride, state, source, number, kicks)
-        return moved._replace(selected=following)
+        return moved._replace(selected=following, samples=source.samples)
     assert sums is not None
     gradient, head_gradient = share * sums.gradient, share * sums.head_gradient
     moved, head = stride.move(rows, head, (gradient, head_gradient), kick, head_kick)
@@ -571,6 +578,7 @@ class DataGradients(GradientSource):
     ) -> None:
         self.structure, self.parameters, self.data = structure, parameters, data
         self.selected, self.share, self.key, self.edges = selected, share, key, edges
+        self.samples: SampleMemory | None = None
 
     def mean(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
@@ -634,6 +642,42 @@ class DataGradients(GradientSource):
             jnp, self.structure.signals, self.edges, self.parameters["frame"], rows
         )
         return loss_overlaps(self.parameters, Q, M)
+
+
+class SampleGradients(DataGradients):
+    """Gradients of an update with a rule for single samples, whose stored values it changes.
+
+    Parameters
+    ----------
+    *arguments
+        The arguments of `DataGradients`.
+    rule : SampleStep
+        The rule at this step.
+    samples : dict of array
+        The stored values of the samples.
+    """
+
+    def __init__(self, *arguments: Any, rule: SampleStep, samples: SampleMemory) -> None:
+        super().__init__(*arguments)
+        self.rule, self.samples = rule, samples
+        self.last_means: dict[str, Numeric] = {}
+
+    def mean(
+        self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
+    ) -> tuple[Numeric, Numeric]:
+        rows, inputs = rows if shift is None else rows + shift, self.data.inputs
+        count = inputs.shape[0] // self.structure.sample.tokens.inputs_per_sample
+        used = jnp.ones(count, bool) if self.selected is None else self.selected
+        data = SampleData(used, count, self.data.signals, self.data.draws)
+        fields = _fields(rows, inputs)
+        assert self.samples is not None
+        arguments = (self.structure, self.parameters, data, fields, head, self.samples)
+        outcome = self.rule.outcome(*arguments)
+        self.samples, self.last_means = outcome.memory, outcome.means
+        return weighted_inputs(outcome.g.T, inputs), jnp.zeros_like(head)
+
+    def means(self) -> dict[str, Numeric]:
+        return self.last_means
 
 
 def update_step(

@@ -192,9 +192,12 @@ def _update_lines(problem: Problem, algorithm: FixedData) -> list[str]:
     b = _Terms(problem).b
     s_t = r"s_t " if algorithm.selects else ""
     divisor = r"b n" if algorithm.divisor != 1.0 else "n"
+    vector = rf"\frac{{{s_t}h}}{{{divisor}}}"
+    if algorithm.law is not None and algorithm.law.on_sample is not None:
+        vector = r"\frac{1}{n} \left(g_1, \ldots, g_n\right)"
     lines = [
         r"W = \sum_k W_k e_k,\quad \lambda = \sum_k A_k W_k,\quad A_k = X e_k",
-        rf"g = \frac{{{s_t}h}}{{{divisor}}},\quad \rho = g - \sum_j P_j \langle P_j, g \rangle",
+        rf"g = {vector},\quad \rho = g - \sum_j P_j \langle P_j, g \rangle",
         rf"G = X^\top g = \sum_k \langle A_k, g \rangle e_k + \sqrt{{d{b and '_b'}}} \, |\rho| \, "
         r"e_{\mathrm{new}}",
         rf"A_{{\mathrm{{new}}}} = \sqrt{{d{b and '_b'}}} \frac{{\rho}}{{|\rho|}} "

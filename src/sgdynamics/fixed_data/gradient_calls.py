@@ -54,8 +54,8 @@ class _GradientInLoop(Exception):
 class _TrialSource(GradientSource):
     """A batch that records where gradients are evaluated."""
 
-    def __init__(self, structure: Structure) -> None:
-        self.structure, self.by_sample = structure, False
+    def __init__(self, structure: Structure, means: tuple[str, ...]) -> None:
+        self.structure, self.by_sample, self.names = structure, False, means
         self.points: list[np.ndarray] = []
         self.generator = np.random.default_rng(5)
 
@@ -75,6 +75,9 @@ class _TrialSource(GradientSource):
         self.by_sample = True
         G, g = self.mean(rows, head, shift, head_shift)
         return G[None], g[None]
+
+    def means(self) -> dict[str, Numeric]:
+        return {name: jnp.asarray(0.7) for name in self.names}
 
     def noise(self) -> Numeric:
         return jnp.zeros((self.structure.width, COLUMNS))
@@ -109,17 +112,18 @@ def gradient_calls(update: Update, structure: Structure) -> GradientCalls:
     """Return how often, and where, a step evaluates the gradient."""
     law, generator = update.law, np.random.default_rng(3)
     p, sets = structure.width, count_row_sets(law)
-    heads = (sets - 1) * p + structure.head_size
+    heads = sets * structure.head_size
     state = Rows(
         jnp.asarray(generator.standard_normal((sets * p, COLUMNS))),
         jnp.asarray(generator.standard_normal(heads)),
         tuple(jnp.asarray(1.3) for _ in law.scalars),
         tuple(jnp.ones((p, COLUMNS)) for _ in law.squares),
+        vectors=tuple(jnp.ones(structure.head_size) for _ in law.vector_names(structure.trained)),
     )
     setting = StepSettings(
         jnp.asarray(0.3), jnp.asarray(1.0), jnp.asarray(3), 1.0, jnp.asarray(0.0), structure
     )
-    source = _TrialSource(structure)
+    source = _TrialSource(structure, law.means)
     try:
         increments(law, values_at(update.parameters, 0.0), state, source, setting)
     except _GradientInLoop:

@@ -28,6 +28,8 @@ from sgdynamics.fixed_data.path_state import ChunkArrays, Paths, Slots, Sums
 from sgdynamics.fixed_data.path_step import StepMatrices
 from sgdynamics.fixed_data.sample_space import (
     SampleData,
+    SampleMemory,
+    SampleStep,
     overlap_coefficients,
     sample_space_gradients,
 )
@@ -54,6 +56,7 @@ class ChunkInputs(NamedTuple):
     g: Float[Numeric, "*chunks gradients inputs"]
     Z: Float[Numeric, "*chunks normals blocks inputs"]
     Z_next: Float[Numeric, "*chunks normals blocks inputs"]
+    samples: SampleMemory | None  # of an update, (chunks, inputs, p)
 
 
 class _ChunkOutputs(NamedTuple):
@@ -69,6 +72,7 @@ class _ChunkOutputs(NamedTuple):
     A_noise: Float[Numeric, "*chunks rows inputs"]  # data along the directions of white noise
     fields: Float[Numeric, "*chunks inputs p"]
     g: Float[Numeric, "*chunks gradients inputs"]
+    samples: SampleMemory | None
 
 
 class _ChunkSums(NamedTuple):
@@ -79,14 +83,15 @@ class _ChunkSums(NamedTuple):
     gram: Float[Numeric, "products columns"]  # products among g, P_new, Z and the new rows
     head: Float[Numeric, " p"]
     coefficients: Float[Numeric, "p columns"] | None
+    means: dict[str, Numeric] | None
 
 
 # A function of matrices, slots, P, A and the other inputs of a chunk
 _ProcessChunk = Callable[
     [StepMatrices, Slots, Numeric, Numeric, ChunkInputs], tuple[_ChunkSums, _ChunkOutputs]
 ]
-# Sums over all chunks, P and A with the new rows, fields and gradients
-_PassArrays = tuple[_ChunkSums, Numeric | ChunkArrays, Numeric | ChunkArrays, Numeric, Numeric]
+# Sums over all chunks, P and A with the new rows, and fields, gradients and stored values
+_PassArrays = tuple[_ChunkSums, Numeric | ChunkArrays, Numeric | ChunkArrays, _ChunkOutputs]
 
 
 class PassResult(NamedTuple):
@@ -96,6 +101,7 @@ class PassResult(NamedTuple):
     A: Numeric | ChunkArrays
     fields: Float[Numeric, "chunks inputs p"]
     g: Float[Numeric, "chunks gradients inputs"]
+    samples: SampleMemory | None
     sums: Sums
 
 
@@ -106,23 +112,27 @@ def pass_over_paths(
     paths: Paths,
     slots: Slots,
     chunks: ChunkInputs,
+    number: IntScalar,
 ) -> PassResult:
     """Apply the matrices of a step to one set of paths, and compute the sums of the next step.
 
-    `step` contains the parameters at the time after the step, where the gradients are computed.
+    `step` contains the parameters at the time after the step, where the gradients of the step
+    `number` are computed.
     """
     samples = chunks.used.size
-    process = partial(_process_chunk, setup, step, samples)
+    process = partial(_process_chunk, setup, step, samples, number)
     is_separate = isinstance(paths.P, ChunkArrays)
     pass_over = _pass_over_separate_chunks if is_separate else _pass_over_chunks
-    sums, P, A, fields, g = pass_over(process, setup, matrices, paths, slots, chunks)
-    return PassResult(P, A, fields, g, _insert_new_rows(setup, slots, sums))
+    sums, P, A, outputs = pass_over(process, setup, matrices, paths, slots, chunks)
+    new_sums = _insert_new_rows(setup, slots, sums)
+    return PassResult(P, A, outputs.fields, outputs.g, outputs.samples, new_sums)
 
 
 def _process_chunk(
     setup: Setup,
     step: StepParameters,
     samples: int,
+    number: IntScalar,
     matrices: StepMatrices,
     slots: Slots,
     P: Numeric,
@@ -200,7 +210,16 @@ def _process_chunk(
 
     # Next gradients, and all sums of the next step
     data = SampleData(chunk.used, samples, chunk.signals, chunk.draws)
-    g, head = sample_space_gradients(setup, step, data, fields, matrices.point_head)
+    stored, means = chunk.samples, None
+    if stored is None:
+        g, head = sample_space_gradients(setup, step, data, fields, matrices.point_head)
+    else:
+        assert setup.law is not None
+        assert matrices.memory is not None
+        rule = SampleStep.of(setup.law, step.hyperparameters, matrices.memory.scalars, number)
+        arguments = (setup.structure, parameters, data, fields, matrices.point_head, stored)
+        g, stored, means = rule.outcome(*arguments)
+        head = jnp.zeros_like(matrices.point_head)
     right = jnp.concatenate(
         [
             sample.tokens.correlate_inputs(parameters, g),
@@ -218,14 +237,15 @@ def _process_chunk(
         arguments = (setup, step, data, fields[:, :p], matrices.point_head)
         coefficients = overlap_coefficients(*arguments)
     on_A = project(g_once, A).reshape(s, blocks, -1)
-    sums = _ChunkSums(project(right, P), on_A, gram, head, coefficients)
+    sums = _ChunkSums(project(right, P), on_A, gram, head, coefficients, means)
     # A of the last directions is read here, with its chunk: otherwise XLA copies all of A before
     # it is written to.
     A_last = jax.lax.dynamic_slice(
         A.reshape(blocks, -1, inputs), (0, slots.last_weight, 0), (blocks, s, inputs)
     ).astype(wide)
     A_last = A_last + jnp.swapaxes(A_shift.reshape(s, blocks, inputs), 0, 1)
-    return sums, _ChunkOutputs(corrected, P_new, A_last, A_new, A_noise, fields[:, :p], g)
+    rows = (corrected, P_new, A_last, A_new, A_noise)
+    return sums, _ChunkOutputs(*rows, fields[:, :p], g, stored)
 
 
 def multiply(left: Float[Numeric, "m k"], right: Float[Numeric, "k n"]) -> Float[Numeric, "m n"]:
@@ -297,6 +317,7 @@ def _insert_new_rows(setup: Setup, slots: Slots, sums: _ChunkSums) -> Sums:
         new=among[s : 2 * s, s : 2 * s],
         head=sums.head,
         coefficients=sums.coefficients,
+        means=sums.means,
     )
 
 
@@ -320,9 +341,8 @@ def _pass_over_separate_chunks(
     total = jax.tree.map(
         lambda *leaves: sum(leaves[1:], leaves[0]), *(sums for sums, _ in outcomes)
     )
-    fields = jnp.stack([outputs.fields for _, outputs in outcomes])
-    g = jnp.stack([outputs.g for _, outputs in outcomes])
-    return total, ChunkArrays(tuple(P)), ChunkArrays(tuple(A)), fields, g
+    outputs = jax.tree.map(lambda *leaves: jnp.stack(leaves), *(outputs for _, outputs in outcomes))
+    return total, ChunkArrays(tuple(P)), ChunkArrays(tuple(A)), outputs
 
 
 def _pass_over_chunks(
@@ -362,7 +382,7 @@ def _pass_over_chunks(
         sums = jax.tree.map(lambda leaf: jnp.sum(leaf, axis=0), sums)
     # On a CPU the scan over chunks has read everything before the rows are written.
     P, A = _write_rows(setup, slots, paths.P, paths.A, sums, outputs, late=not on_cpu)
-    return sums, P, A, outputs.fields, outputs.g
+    return sums, P, A, outputs
 
 
 def _write_rows(

@@ -20,7 +20,7 @@ from sgdynamics.base.arrays import (
     PyTree,
 )
 from sgdynamics.fixed_data.conditioning import ConditionedState
-from sgdynamics.fixed_data.sample_space import observe_fields
+from sgdynamics.fixed_data.sample_space import SampleMemory, observe_fields
 from sgdynamics.fixed_data.setup import Setup
 from sgdynamics.fixed_data.update_memory import UpdateMemory
 
@@ -37,6 +37,7 @@ class Sums(NamedTuple):
     head: Float[Numeric, " p"]  # gradient of the head
     # Mean coefficients of rows and signals, if the loss reads overlaps
     coefficients: Float[Numeric, "p columns"] | None = None
+    means: dict[str, Numeric] | None = None  # of an update with a rule for samples
 
 
 class Paths(NamedTuple):
@@ -76,6 +77,7 @@ class Paths(NamedTuple):
     answers: Answers | None = None  # first gradients of a step that evaluates several
     # Change of further sets of rows, where R is computed
     memory_perturbation: Float[Numeric, "rows blocks capacity"] | None = None
+    samples: SampleMemory | None = None  # of an update, (chunks, inputs, p)
 
 
 class Answers(NamedTuple):
@@ -83,6 +85,7 @@ class Answers(NamedTuple):
 
     rows: Float[Numeric, "answers gradients blocks capacity"]
     head: Float[Numeric, "answers p"]
+    means: dict[str, Numeric]  # (answers,) by name, of an update with a rule for samples
 
 
 class ChunkArrays(NamedTuple):
@@ -144,6 +147,7 @@ def paths_from_state(
         new=jnp.zeros((s, s)),
         head=jnp.zeros(setup.structure.head_size),
         coefficients=jnp.zeros((p, p + setup.structure.signals)) if reads_overlaps else None,
+        means=None if state.samples is None else _zero_means(setup, ()),
     )
     return Paths(
         P=jnp.zeros((1, capacity, n), storage),
@@ -167,6 +171,7 @@ def paths_from_state(
         memory=state.memory,
         point=state.rows if reads_overlaps else None,
         answers=_first_answers(setup, capacity),
+        samples=jax.tree.map(lambda leaf: leaf[None], state.samples),
     )
 
 
@@ -175,7 +180,13 @@ def _first_answers(setup: Setup, capacity: int) -> Answers | None:
         return None
     count = setup.passes - 1
     shape = (count, setup.gradients_per_step, setup.structure.blocks, capacity)
-    return Answers(jnp.zeros(shape), jnp.zeros((count, setup.structure.head_size)))
+    means = _zero_means(setup, (count,))
+    return Answers(jnp.zeros(shape), jnp.zeros((count, setup.structure.head_size)), means)
+
+
+def _zero_means(setup: Setup, shape: tuple[int, ...]) -> dict[str, Numeric]:
+    names = () if setup.law is None else setup.law.means
+    return {name: jnp.zeros(shape) for name in names}
 
 
 def initial_slots(setup: Setup) -> Slots:
@@ -185,6 +196,7 @@ def initial_slots(setup: Setup) -> Slots:
 
 
 _CHUNKED = ("P", "A", "selected", "signals", "draws", "quasi_normals", "fields", "g", "Z")
+_CHUNKED += ("samples",)
 _PATHS_LAST = ("P", "A", "quasi_normals", "g", "Z")  # arrays whose last axis are the paths
 
 

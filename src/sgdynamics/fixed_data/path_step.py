@@ -225,7 +225,7 @@ def step_matrices(
         point = Point(moved.rows, moved.head, moved.perturbation)
     else:
         stepper = UpdateStep(setup, all_steps, slots, capacity)
-        moved = stepper.move(state, gradient, sums.head, number)
+        moved = stepper.move(state, gradient, sums.head, sums.means or {}, number)
         point = stepper.next_point(moved, number + slots.has_sums)
     past = None
     if paths.past_gradients is not None:
@@ -323,6 +323,14 @@ def _stride(setup: Setup, step: StepParameters) -> Stride:
     )
 
 
+def _means_of(answers: Answers) -> list[dict[str, Numeric]]:
+    """The means over the samples that belong to each of the first gradients of a step."""
+    return [
+        {name: values[index] for name, values in answers.means.items()}
+        for index in range(len(answers.rows))
+    ]
+
+
 class UpdateStep(NamedTuple):
     """The step of an update whose every gradient takes a pass over the paths.
 
@@ -339,6 +347,7 @@ class UpdateStep(NamedTuple):
         state: _State,
         gradient: Float[Numeric, "gradients blocks capacity"],
         head_gradient: Float[Numeric, " p"],
+        means: dict[str, Numeric],
         number: IntScalar,
     ) -> _State:
         """The state after the pass `number` over the paths."""
@@ -352,8 +361,13 @@ class UpdateStep(NamedTuple):
             answers = Answers(
                 jnp.asarray(answers.rows).at[slot].set(gradient),
                 jnp.asarray(answers.head).at[slot].set(head_gradient),
+                {
+                    name: jnp.asarray(answers.means[name]).at[slot].set(value)
+                    for name, value in means.items()
+                },
             )
         earlier = state.answers
+        all_means = [*_means_of(earlier), means]
         rows = jnp.concatenate([earlier.rows, gradient[None]])
         heads = jnp.concatenate([earlier.head, head_gradient[None]])
 
@@ -361,7 +375,8 @@ class UpdateStep(NamedTuple):
             gradients_so_far = [
                 (G.reshape(p, -1), g) for G, g in zip(gradients, heads, strict=True)
             ]
-            moved = self._take_step(state, rows_and_memory, gradients_so_far, number // passes)
+            arguments = (state, rows_and_memory, gradients_so_far, all_means)
+            moved = self._take_step(*arguments, number // passes)
             return moved.rows.reshape(-1, *state.rows.shape[1:]), moved
 
         assert state.memory is not None
@@ -390,6 +405,7 @@ class UpdateStep(NamedTuple):
         state: _State,
         everything: Numeric,
         gradients_so_far: list[tuple[Numeric, Numeric]],
+        means: list[dict[str, Numeric]],
         number: IntScalar,
     ) -> Rows:
         """Rows of all sets, heads and scalars after a step with these gradients."""
@@ -403,7 +419,7 @@ class UpdateStep(NamedTuple):
                 scale = thermal_noise_scale(step.hyperparameters, 1.0)
                 kicks = (scale * noise, jnp.zeros_like(state.head))
         before = join(everything[:p], state.head, state.memory._replace(rows=everything[p:]))
-        source = KnownGradients(gradients_so_far, noise, partial(self._overlaps, step))
+        source = KnownGradients(gradients_so_far, noise, partial(self._overlaps, step), means)
         arguments = (setup.law, step.hyperparameters, _stride(setup, step), before, source)
         return move(*arguments, number, kicks)
 
@@ -427,12 +443,17 @@ class UpdateStep(NamedTuple):
             """Rows (p, ...) and head of this pass."""
             before = join(everything[:p], state.head, memory._replace(rows=everything[p:]))
             rows, heads = [], []
+            # The means of a gradient that is not known yet do not change its point.
+            zeros = {name: jnp.zeros(()) for name in law.means}
+            means = _means_of(answers)
             for count in range(setup.passes):
                 gradients_so_far = [
                     (gradients[index].reshape(p, -1), answers.head[index]) for index in range(count)
                 ]
                 noise = jnp.zeros_like(before.rows[:p]) if law.noise else None
-                source = KnownGradients(gradients_so_far, noise, partial(self._overlaps, step))
+                known_means = [*means[:count], zeros]
+                overlaps = partial(self._overlaps, step)
+                source = KnownGradients(gradients_so_far, noise, overlaps, known_means)
                 arguments = (law, step.hyperparameters, _stride(setup, step), before, source)
                 point, head = next_point(*arguments, number // setup.passes)
                 rows.append(point.reshape(p, *everything.shape[1:]))

@@ -151,9 +151,10 @@ def _apply_step(
         is_next_step = slots.has_sums & (next_number % setup.passes == 0)
         selected = jnp.where(is_next_step, following, selected)
     used = selected if visits is None else visits
-    chunks = ChunkInputs(used, paths.signals, paths.draws, paths.g, paths.Z, Z)
+    chunks = ChunkInputs(used, paths.signals, paths.draws, paths.g, paths.Z, Z, paths.samples)
     next_step = with_overlaps(setup, next_step, matrices.point)
-    result = pass_over_paths(setup, next_step, matrices, paths, slots, chunks)
+    gradient_number = next_number // setup.passes
+    result = pass_over_paths(setup, next_step, matrices, paths, slots, chunks, gradient_number)
     past = paths.past_gradients
     if past is not None:
         assert matrices.gradients is not None
@@ -183,6 +184,7 @@ def _apply_step(
         point=matrices.point if setup.structure.loss.reads_overlaps else None,
         answers=matrices.answers,
         memory_perturbation=matrices.memory_perturbation,
+        samples=result.samples,
     )
 
 

@@ -12,15 +12,19 @@ and its law follows from conditioning on these products (`fixed_data.conditionin
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
-from sgdynamics.base.arrays import Numeric, Parameters, PyTree
+from sgdynamics.algorithms.updates.law import Law
+from sgdynamics.algorithms.updates.sample_memory import Outcome, Sample, apply_rule
+from sgdynamics.base.arrays import DType, IntScalar, Numeric, Parameters, PyTree, Scalar
 from sgdynamics.fixed_data.setup import Setup, StepParameters
+from sgdynamics.problems.structure import Structure
 from sgdynamics.samples.input_covariance import trace as input_trace
+from sgdynamics.samples.sample import as_dtype
 from sgdynamics.simulation.sample_moves import sample_gradients, sample_moves
 
 # dloss/dfields (inputs, p) and dloss/dhead (n, p)
@@ -76,6 +80,82 @@ def sample_space_gradients(
         )
         g = jnp.concatenate([g, tangent.T * sample.tokens.repeat(weight)])
     return g, jnp.sum(head_h * weight[:, None], axis=0)
+
+
+# Stored values of an update for single samples, (inputs, p) by name
+SampleMemory = dict[str, Any]
+
+
+def first_sample_memory(
+    law: Law | None, inputs: int, width: int, dtype: DType
+) -> SampleMemory | None:
+    """The stored values before the first step; None for an update without a rule for samples."""
+    if law is None or law.on_sample is None:
+        return None
+    return {name: jnp.zeros((inputs, width), dtype) for name in law.samples}
+
+
+class SampleStep(NamedTuple):
+    """Arguments of the rule of an update for single samples, the same for all samples."""
+
+    law: Law
+    hyperparameters: Parameters  # of the update
+    divisor: Scalar
+    scalars: tuple[Scalar, ...]
+    number: IntScalar
+
+    @classmethod
+    def of(
+        cls, law: Law, rates: Parameters, scalars: tuple[Scalar, ...], number: IntScalar
+    ) -> SampleStep:
+        """The arguments at a step, from the hyperparameters of the algorithm."""
+        return cls(law, rates["update"], rates["divisor"], scalars, number)
+
+    def outcome(
+        self,
+        structure: Structure,
+        parameters: Parameters,
+        data: SampleData,
+        fields: Float[Numeric, "inputs p"],
+        head: Float[Numeric, " p"],
+        memory: SampleMemory,
+    ) -> Outcome:
+        """Vectors g (p, inputs) of a gradient X^T g, the new stored values, and sums of means.
+
+        All of them are divided by the number of samples.
+        """
+        tokens, dtype, law = structure.sample.tokens, fields.dtype, self.law
+        names = law.scalars
+        scalars = {name: jnp.asarray(x, dtype) for name, x in zip(names, self.scalars, strict=True)}
+        hyperparameters = as_dtype(self.hyperparameters, dtype)
+
+        def apply(
+            fields: Numeric,
+            signals: Numeric,
+            draws: PyTree,
+            used: Numeric,
+            memory: dict[str, Numeric],
+        ) -> Outcome:
+            def slope(point: Numeric) -> Numeric:
+                return jax.grad(structure.loss)(point, signals, head, draws, parameters)
+
+            weight = jnp.where(used > 0, jnp.asarray(1 / self.divisor, dtype), 0)
+            sample = Sample(fields, slope, used > 0, weight, memory, scalars, self.number)
+            return apply_rule(law, sample, hyperparameters)
+
+        group, flatten = tokens.group_by_sample, tokens.flatten_inputs
+        outcome = jax.vmap(apply)(
+            group(fields),
+            group(data.signals),
+            data.draws,
+            data.used,
+            {name: group(memory[name]) for name in law.samples},
+        )
+        return Outcome(
+            flatten(outcome.g).T / data.samples,
+            {name: flatten(value) for name, value in outcome.memory.items()},
+            {name: jnp.sum(value) / data.samples for name, value in outcome.means.items()},
+        )
 
 
 def with_overlaps(

@@ -28,12 +28,12 @@ import numpy as np
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, RandomKeys
 from sgdynamics.base.precision import float64
+from sgdynamics.base.roots import find_root
 from sgdynamics.expectations.nodes import gauss_legendre
 from sgdynamics.fixed_data.message_passing import MessagePassing, Messages
 from sgdynamics.problems.likelihoods import AdditiveLaw, Likelihood, OutcomeLaw, likelihood_of
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
-from sgdynamics.statics.roots import find_root
 
 # E[z | y] below this value, relative to the variance of the signal, counts as 0.
 ZERO = 1e-6

@@ -35,14 +35,15 @@ class UpdateMemory(NamedTuple):
         Further sets of rows, with the axes of the weights.
     head : array, (sets p,)
         Heads of these rows.
-    scalars, squares : tuple of array
-        Scalars and averages of squares.
+    scalars, squares, vectors : tuple of array
+        Scalars, averages of squares, and vectors over the entries of a trained head.
     """
 
     rows: Numeric
     head: Numeric
     scalars: tuple[Numeric, ...] = ()
     squares: tuple[Numeric, ...] = ()
+    vectors: tuple[Numeric, ...] = ()
 
 
 def first_memory(
@@ -51,19 +52,25 @@ def first_memory(
     rows: Float[Numeric, "p ..."],
     head: Float[Numeric, " p"],
     variances: Numeric | None = None,
+    trained: bool = False,
 ) -> UpdateMemory:
-    """The memory before the first step: sets of rows at the weights or at 0, and initial values."""
+    """The memory before the first step: sets of rows at the weights or at 0, and initial values.
+
+    `trained` is whether the head is trained.
+    """
     copies = [float(name in law.start_at_weights) for name in law.rows]
     empty = jnp.zeros((0, *rows.shape[1:]), rows.dtype)
     initial = {name: hyperparameters[argument] for name, argument in law.initial_values}
     scalars = [jnp.asarray(initial.get(name, 0.0), rows.dtype) for name in law.scalars]
     unit = jnp.ones_like(rows) if variances is None else jnp.broadcast_to(variances, rows.shape)
     squares = [(initial.get(name, 0.0) * unit).astype(rows.dtype) for name in law.squares]
+    vectors = [jnp.full_like(head, initial.get(name, 0.0)) for name in law.vector_names(trained)]
     return UpdateMemory(
         jnp.concatenate([empty, *(copy * rows for copy in copies)]),
         jnp.concatenate([jnp.zeros(0, head.dtype), *(copy * head for copy in copies)]),
         tuple(scalars),
         tuple(squares),
+        tuple(vectors),
     )
 
 
@@ -75,6 +82,7 @@ def join(rows: Numeric, head: Numeric, memory: UpdateMemory) -> Rows:
         jnp.concatenate([head, memory.head]),
         memory.scalars,
         memory.squares,
+        vectors=memory.vectors,
     )
 
 
@@ -84,7 +92,7 @@ def split(
     """Weights, head and memory; `shape` is that of a row."""
     rows = state.rows.reshape(-1, *shape)
     scalars = tuple(jnp.asarray(scalar) for scalar in state.scalars)
-    memory = UpdateMemory(rows[p:], state.head[head_size:], scalars, state.squares)
+    memory = UpdateMemory(rows[p:], state.head[head_size:], scalars, state.squares, state.vectors)
     return rows[:p], state.head[:head_size], memory
 
 
@@ -115,6 +123,8 @@ class KnownGradients(GradientSource):
         The normals of the step.
     overlaps : callable, optional
         Function of the rows that returns their overlaps.
+    means : list of dict
+        The means over the samples at these gradients, and zeros for a further one.
     """
 
     def __init__(
@@ -122,8 +132,10 @@ class KnownGradients(GradientSource):
         gradients: list[tuple[Numeric, Numeric]],
         noise: Numeric | None = None,
         overlaps: Callable[[Numeric], LossOverlaps] | None = None,
+        means: list[dict[str, Numeric]] | None = None,
     ) -> None:
         self.gradients, self.normals, self.overlaps_of = gradients, noise, overlaps
+        self.known_means = means or []
         self.evaluations = 0
         self.point: tuple[Numeric, Numeric] | None = None
 
@@ -137,6 +149,9 @@ class KnownGradients(GradientSource):
             moved = rows if shift is None else rows + shift
             self.point = (moved, head if head_shift is None else head + head_shift)
         return jnp.zeros_like(rows), jnp.zeros_like(head)
+
+    def means(self) -> dict[str, Numeric]:
+        return self.known_means[min(self.evaluations, len(self.known_means)) - 1]
 
     def noise(self) -> Numeric:
         assert self.normals is not None
@@ -163,6 +178,7 @@ def next_point(
         stride.head_rate,
         stride.weight_decay,
         stride.structure,
+        stride.head_decay,
     )
     increments(law, hyperparameters["update"], state, source, setting)
     assert source.point is not None

@@ -153,7 +153,15 @@ class Frame:
         rows = jnp.pad(self.flatten_blocks(self.Z), ((0, missing), (0, 0)))
         squares = tuple(self._squares_by_column(square) for square in state["update_squares"])
         heads = jnp.pad(state["rows_a"], (0, missing_heads))
-        return Rows(rows, heads, tuple(state["update_scalars"]), squares)
+        vectors = self.vectors_of_head()
+        return Rows(rows, heads, tuple(state["update_scalars"]), squares, vectors=vectors)
+
+    def vectors_of_head(self) -> tuple[Numeric, ...]:
+        """Return the vectors of the update over the entries of the head, with fast ones at 0."""
+        law, trained = self.law, self.structure.trained
+        slow = dict(zip(law.slow_vector_names(trained), self.state["update_vectors"], strict=True))
+        zero = jnp.zeros(self.structure.head_size)
+        return tuple(slow.get(name, zero) for name in law.vector_names(trained))
 
     def _squares_by_column(self, squares: Float[Numeric, " p"]) -> Float[Numeric, "p flat"]:
         """Return mean squares in units of the input variance, times the variance of each column."""
@@ -178,12 +186,22 @@ class Frame:
             "rows_a": head if self.structure.trained else jnp.zeros_like(head),
             "update_scalars": self._scalar_increments(step),
             "update_squares": self._square_increments(step),
+            "update_vectors": self.vector_increments(step),
         }
         return jax.tree.map(lambda increment: self.D * increment, increments)
 
     def _scalar_increments(self, step: Rows) -> Numeric:
         """Return the increments of the scalars of the update, (scalars,)."""
         return jnp.stack(step.scalars) if step.scalars else self.state["update_scalars"] * 0
+
+    def vector_increments(self, step: Rows) -> Numeric:
+        """Return the increments of the slow vectors over the entries of the head."""
+        law, trained = self.law, self.structure.trained
+        slow = law.slow_vector_names(trained)
+        if not slow:
+            return self.state["update_vectors"] * 0
+        named = dict(zip(law.vector_names(trained), step.vectors, strict=True))
+        return jnp.stack([named[name] for name in slow])
 
     def _square_increments(self, step: Rows) -> Numeric:
         """Return the increments of mean squares, (squares, p).
@@ -377,7 +395,8 @@ class JointFrame:
         rows = jnp.pad(self.Z, ((0, sets * self.p - self.rows), (0, 0)))
         missing_heads = sets * frame.structure.head_size - frame.head_entries
         heads = jnp.pad(frame.state["rows_a"], (0, missing_heads))
-        return Rows(rows, heads, tuple(frame.state["update_scalars"]))
+        vectors = frame.vectors_of_head()
+        return Rows(rows, heads, tuple(frame.state["update_scalars"]), vectors=vectors)
 
     def sign(self, G: Float[Numeric, "p flat"]) -> Float[Numeric, "p flat"]:
         """Return the signs of a gradient's coordinates, as rows with the same overlaps.
@@ -426,6 +445,7 @@ class JointFrame:
             "update_scalars": jnp.stack(step.scalars)
             if step.scalars
             else self.frame.state["update_scalars"] * 0,
+            "update_vectors": self.frame.vector_increments(step),
         }
         return jax.tree.map(lambda increment: self.D * increment, increments)
 
@@ -447,6 +467,7 @@ class JointFrame:
             "rows_a": mean["rows_a"] if trained else jnp.zeros_like(mean["rows_a"]),
             "update_scalars": mean["update_scalars"],
             "update_squares": frame.state["update_squares"] * 0,
+            "update_vectors": mean["update_vectors"],
         }
 
 
@@ -513,6 +534,7 @@ class ObliqueFrame(Frame):
             "rows_a": head if self.structure.trained else jnp.zeros_like(head),
             "update_scalars": self._scalar_increments(step),
             "update_squares": self.state["update_squares"] * 0,
+            "update_vectors": self.vector_increments(step),
         }
         return jax.tree.map(lambda increment: self.D * increment, increments)
 

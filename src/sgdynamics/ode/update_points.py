@@ -44,7 +44,13 @@ WeightedNodes = list[tuple[Array, Array]]
 
 
 def field_points(
-    structure: Structure, batch: int, reads: int, *, quiet: bool, fine: float = 1.0
+    structure: Structure,
+    batch: int,
+    reads: int,
+    *,
+    quiet: bool,
+    fine: float = 1.0,
+    jumps: bool = False,
 ) -> dict[str, np.ndarray]:
     """Return points of the fields of a batch and of its draws, with their weights.
 
@@ -60,6 +66,8 @@ def field_points(
         Whether the draws are 0: without label noise, or if it is integrated separately.
     fine : float, default 1.0
         Refinement of the points, above 1 for finer ones.
+    jumps : bool, default False
+        Whether the step jumps where a function of the fields vanishes.
 
     Returns
     -------
@@ -75,7 +83,8 @@ def field_points(
     draw_count = 0 if quiet else batch * sample.normals_per_sample
     dimensions = field_count + draw_count
     # The trapezoidal rule needs a smooth integrand.
-    if dimensions <= MOST_LATTICE and not structure.kinks and all_normal(sample):
+    is_smooth = not (structure.kinks or jumps) and all_normal(sample)
+    if dimensions <= MOST_LATTICE and is_smooth:
         points, weights = _lattice(dimensions, fine)
     else:
         log2_points = LOG2_POINTS + round(np.log2(fine))

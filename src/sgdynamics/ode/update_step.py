@@ -38,6 +38,7 @@ from sgdynamics.algorithms.updates.update import Law
 from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.controls import is_scheduled, values_at
 from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.head_squares import head_squares
 from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.expectations.risk import overlaps_at
 from sgdynamics.ode.case import Field, from_units, in_units
@@ -139,6 +140,7 @@ def update_rates(
         algorithm["head_rate"],
         parameters["weight_decay"],
         field.structure,
+        parameters.get("head_decay"),
     )
     points = evaluation_points(law, algorithm["update"], frame, settings)
     inputs = StepInputs(field, replicate, parameters, algorithm, frame, settings, points)
@@ -157,11 +159,14 @@ class _MeanBatch(GradientSource):
         Gradient of the rows.
     g : array, (p,)
         Gradient of the head.
+    g_squares : array, (p,), optional
+        Mean squares of the gradient of the head over a batch.
     """
 
     frame: Frame
     G: Float[Numeric, "p columns"]
     g: Float[Numeric, " p"]
+    g_squares: Float[Numeric, " p"] | None = None
 
     def mean(
         self, rows: Numeric, head: Numeric, shift: Numeric | None, head_shift: Numeric | None
@@ -188,6 +193,11 @@ class _MeanBatch(GradientSource):
     def sign(self, G: Numeric) -> Numeric:
         return self.frame.sign(G)
 
+    def head_squares(self, g: Numeric) -> Numeric:
+        # Weight decay inside of the gradient shifts its mean and not its variance.
+        assert self.g_squares is not None
+        return self.g_squares + g**2 - self.g**2
+
 
 def _mean_batch(inputs: StepInputs, samples: Scalar | int) -> _MeanBatch:
     """Return a batch of this many samples at the only evaluation point of a linear update.
@@ -207,7 +217,24 @@ def _mean_batch(inputs: StepInputs, samples: Scalar | int) -> _MeanBatch:
     # The first p new columns are the noise of the gradient.
     noise = frame.noise_columns(moments.noise, samples)
     G = jnp.asarray(G).at[..., frame.inside : frame.inside + p].set(noise)
-    return _MeanBatch(frame, frame.flatten_blocks(G), moments.head_gradient)
+    g, g_squares = moments.head_gradient, None
+    if has_head_squares(field.law, structure):
+        # E[(mean over a batch)^2] = E[l^2]/B + (1 - 1/B) E[l]^2 for each entry of the head.
+        of_sample = head_squares(
+            structure,
+            field.quadrature,
+            inputs.replicate["head_nodes"],
+            parameters,
+            overlaps,
+            head,
+        )
+        g_squares = of_sample / samples + (1 - 1 / samples) * g**2
+    return _MeanBatch(frame, frame.flatten_blocks(G), g, g_squares)
+
+
+def has_head_squares(law: Law, structure: Structure) -> bool:
+    """Whether the mean step needs mean squares of the gradient of a trained head."""
+    return law.linear and bool(law.vector_names(structure.trained))
 
 
 def map_step(
@@ -233,6 +260,7 @@ def map_step(
         algorithm["head_rate"],
         parameters["weight_decay"],
         field.structure,
+        parameters.get("head_decay"),
     )
     points = evaluation_points(field.law, algorithm["update"], frame, settings)
     inputs = StepInputs(field, replicate, parameters, algorithm, frame, settings, points)
@@ -250,7 +278,42 @@ def _linear_rates(inputs: StepInputs) -> dict[str, Numeric]:
         state = _with_stationary_memory(
             law, hyperparameters, state, batch, inputs.settings, inputs.frame.p
         )
+    if law.fast_vectors:
+        state = _with_stationary_vectors(law, hyperparameters, state, batch, inputs.settings)
     return inputs.frame.rates(increments(law, hyperparameters, state, batch, inputs.settings))
+
+
+def _with_stationary_vectors(
+    law: Law,
+    hyperparameters: Parameters,
+    state: Rows,
+    batch: GradientSource,
+    settings: StepSettings,
+) -> Rows:
+    """Return the state with the fast vectors over the head at their stationary point.
+
+    Each entry of such a vector follows dv = slope v + constant by itself.
+    """
+    names = law.vector_names(settings.structure.trained)
+    is_fast = [name in law.fast_vectors for name in names]
+
+    def changes(value: float) -> tuple[Numeric, ...]:
+        """Return the increments of the vectors with this value of the fast ones."""
+        vectors = tuple(
+            jnp.full_like(vector, value) if fast else vector
+            for vector, fast in zip(state.vectors, is_fast, strict=True)
+        )
+        moved = state._replace(vectors=vectors)
+        return increments(law, hyperparameters, moved, batch, settings).vectors
+
+    at_zero, at_unity = changes(0.0), changes(1.0)
+    stationary = tuple(
+        -constant / (change - constant) if fast else vector
+        for vector, fast, constant, change in zip(
+            state.vectors, is_fast, at_zero, at_unity, strict=True
+        )
+    )
+    return state._replace(vectors=stationary)
 
 
 def _with_stationary_memory(
@@ -319,6 +382,7 @@ def count_reads(field: UpdateStep, shared: Parameters, state: State) -> int:
             algorithm["head_rate"],
             parameters["weight_decay"],
             field.structure,
+            parameters.get("head_decay"),
         )
         points = evaluation_points(field.law, algorithm["update"], frame, settings)
         counts.append(len(points))

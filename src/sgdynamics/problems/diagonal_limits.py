@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+
+from sgdynamics.base.roots import find_root
 
 # Nodes of the standard normal of the interpolator: the trapezoidal rule converges faster than any
 # power for smooth functions, and small starts bend within a short interval.
@@ -37,13 +38,6 @@ class LateLaw(NamedTuple):
     is_zero: np.ndarray
 
 
-def find_root(function: Callable[[float], float], low: float, high: float, xtol: float) -> float:
-    """The root of a function between two points at which it has different signs."""
-    from scipy import optimize  # here: it is slow to import, and few problems need it
-
-    return float(np.asarray(optimize.brentq(function, low, high, xtol=xtol)))
-
-
 def solve_late_law(values: np.ndarray, shares: np.ndarray, noise: float, rate: float) -> LateLaw:
     """The late law for teacher weights with shares, at the learning rate per sample."""
     sizes = np.abs(values)
@@ -62,7 +56,7 @@ def solve_late_law(values: np.ndarray, shares: np.ndarray, noise: float, rate: f
         # Without noise R = 0 is the limit, as long as steps are stable.
         r = 0.0 if noise == 0 else largest
     else:
-        r = find_root(gap, 0.0, largest, 1e-300)
+        r = find_root(gap, 0.0, largest, xtol=1e-300)
     is_zero = sizes <= r / 2
     means = np.where(is_zero, 0.0, np.sign(values) * (sizes - r / 2))
     shapes = np.where(is_zero, 0.0, sizes / r - 0.5 if r > 0 else np.inf)
@@ -124,7 +118,8 @@ def solve_interpolator(
             a = potential_map(x, gamma, scale)
             return float(np.sum(joint / (1 + 2 * gamma / np.hypot(2 * a, scale)))) - alpha
 
-        log_gamma = find_root(mean_slope, np.log(scale) - 40, np.log(scale) + 40, 1e-14)
+        centre = np.log(scale)
+        log_gamma = find_root(mean_slope, centre - 40, centre + 40, xtol=1e-14)
         return potential_map(x, np.exp(log_gamma), scale), np.exp(log_gamma)
 
     def gap(log_excess: float) -> float:
@@ -137,7 +132,7 @@ def solve_interpolator(
     low = top
     while gap(low) < 0 and low > top - 60:
         low -= 1.0
-    log_excess = low if low == top else find_root(gap, low, low + 1.0, 1e-13)
+    log_excess = low if low == top else find_root(gap, low, low + 1.0, xtol=1e-13)
     a, gamma = predictor(np.exp(log_excess))
     l1_norm, square = float(np.sum(joint * np.abs(a))), float(np.sum(joint * a**2))
     return Interpolator(0.5 * float(np.exp(log_excess)), l1_norm, square, float(gamma))

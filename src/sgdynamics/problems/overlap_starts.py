@@ -47,6 +47,10 @@ class AuxiliaryState:
         Scalars of the update, (run, scalar).
     squares : ndarray
         Averages of squares, (run, square, unit).
+    vectors : ndarray, optional
+        Vectors over the entries of a trained head, (run, vector, entry).
+    vector_names : tuple of str
+        Names of these vectors.
     """
 
     names: tuple[tuple[str, ...], ...]
@@ -55,11 +59,19 @@ class AuxiliaryState:
     a: np.ndarray
     scalars: np.ndarray
     squares: np.ndarray
+    vectors: np.ndarray | None = None
+    vector_names: tuple[str, ...] = ()
 
     def repeat(self, runs: int) -> AuxiliaryState:
         """Return the state of one run for several runs."""
-        arrays = (self.M, self.Q, self.a, self.scalars, self.squares)
-        return AuxiliaryState(self.names, *(np.repeat(array, runs, axis=0) for array in arrays))
+        names = ("M", "Q", "a", "scalars", "squares", "vectors")
+        arrays = {name: getattr(self, name) for name in names}
+        repeated = {
+            name: np.repeat(array, runs, axis=0)
+            for name, array in arrays.items()
+            if array is not None
+        }
+        return replace(self, **repeated)
 
 
 @dataclass(frozen=True)

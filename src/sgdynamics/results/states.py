@@ -97,7 +97,7 @@ def _find_save_point(result: xr.Dataset, time: int | float) -> int:
 
 def _read_update_state(point: xr.Dataset, start: Start) -> AuxiliaryState | None:
     """The internal state of an update at one save point; None if the result has none."""
-    if not {"rows_a", "update_scalars", "update_squares"} & set(point.variables):
+    if not {"rows_a", "update_scalars", "update_squares", "update_vectors"} & set(point.variables):
         return None
     runs, width = start.a.shape[0], start.Q.shape[-1]
     is_blockwise = "M_block" in point
@@ -112,9 +112,13 @@ def _read_update_state(point: xr.Dataset, start: Start) -> AuxiliaryState | None
     if "update_squares" in point:
         squares = _read_variable(point, "update_squares", ("run", "update_square", "unit"))
     variable_names = (names("update_scalar"), names("update_square"))
+    vectors = None
+    if "update_vectors" in point:
+        vectors = _read_variable(point, "update_vectors", ("run", "update_vector", "head_entry"))
+    memory = (scalars, squares, vectors, names("update_vector"))
     if "rows_a" not in point:
         rows = (start.M_blocks, start.Q_blocks, start.a)
-        return AuxiliaryState(((), *variable_names), *rows, scalars, squares)
+        return AuxiliaryState(((), *variable_names), *rows, *memory)
     # The first set of rows are the weights; the name of a set is repeated for each unit.
     sets = tuple(str(name) for name in point["row_set"].values[width::width])
     M = _read_variable(point, f"rows_M{suffix}", ("run", *blocks, "set_row", "signal"))
@@ -123,7 +127,7 @@ def _read_update_state(point: xr.Dataset, start: Start) -> AuxiliaryState | None
     entry = "set_entry" if "set_entry" in point["rows_a"].dims else "set_row"
     a = _read_variable(point, "rows_a", ("run", entry))
     M, Q = (M, Q) if is_blockwise else (M[:, None], Q[:, None])
-    return AuxiliaryState((sets, *variable_names), M, Q, a, scalars, squares)
+    return AuxiliaryState((sets, *variable_names), M, Q, a, *memory)
 
 
 def _read_states(

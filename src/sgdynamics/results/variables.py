@@ -128,6 +128,12 @@ VARIABLES: dict[str, Variable] = {
         ("update_square", "unit"),
         "mean squares of the update",
     ),
+    "update_vectors": Variable(
+        "vectors that the update keeps, with one entry per number of the head or top",
+        ("update_vector", "head_entry"),
+        "vectors of the update",
+        is_compared=False,
+    ),
     "C": Variable(
         "two-time correlation W(t) W(t')^T", ("time_other", "unit", "unit_other"), is_compared=False
     ),

@@ -45,6 +45,7 @@ def initial_rows(
     L: Float[Numeric, "blocks rows rows"],
     head: Float[Numeric, " rows"],
     scalars: tuple[Numeric, ...] = (),
+    vectors: tuple[Numeric, ...] = (),
 ) -> Rows:
     """The state [strip | T L 0 | ...] of a run at its start.
 
@@ -57,8 +58,8 @@ def initial_rows(
         weights alone. In the second case the other sets start at 0.
     head : array, (rows,)
         Second-layer weights of these rows.
-    scalars : tuple of array
-        Scalars of the update.
+    scalars, vectors : tuple of array
+        Scalars of the update, and its vectors over the entries of a trained head.
     """
     missing = count_row_sets(layout.update) * layout.structure.width - T.shape[1]
     # The columns of L that belong to the missing rows, and the new columns, start at 0.
@@ -69,7 +70,8 @@ def initial_rows(
     strip = rows[:, layout.explicit_blocks, layout.explicit_coordinates]
     blocks = rows[:, layout.compressed_blocks]
     heads = count_row_sets(layout.update) * layout.structure.head_size
-    return Rows(layout.join(strip, blocks), jnp.pad(head, (0, heads - len(head))), scalars)
+    head = jnp.pad(head, (0, heads - len(head)))
+    return Rows(layout.join(strip, blocks), head, scalars, vectors=vectors)
 
 
 def overlaps(layout: Layout, parameters: Parameters, state: Rows) -> dict[str, Numeric]:
@@ -88,7 +90,11 @@ def overlaps_with_memory(layout: Layout, parameters: Parameters, state: Rows) ->
     # More rows than units: the update stores velocities or averages.
     if len(Q[0]) > p:
         values |= {"rows_M": M, "rows_Q": Q, "rows_a": state.head}
-    return values | ({"update_scalars": jnp.stack(state.scalars)} if state.scalars else {})
+    if state.scalars:
+        values["update_scalars"] = jnp.stack(state.scalars)
+    if state.vectors:
+        values["update_vectors"] = jnp.stack(state.vectors)
+    return values
 
 
 def gram_and_overlaps(

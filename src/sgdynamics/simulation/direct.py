@@ -155,7 +155,7 @@ class DirectSGD(Simulator):
         self.dimension = setting.dimension
         # Before arrays of this dimension are made.
         check_resources(self, start.runs, 0.0)
-        self.start: UpdateStart = update_start(algorithm.stepping, start)
+        self.start: UpdateStart = update_start(algorithm.stepping, start, self.structure.trained)
         self.rows = np.concatenate(compressed_rows(problem, self.start, block_sizes), axis=-1)
         self.seed = setting.seed
         self.edges = (0, *np.cumsum(block_sizes).tolist())
@@ -201,7 +201,16 @@ class DirectSGD(Simulator):
             jnp.asarray((square[..., None] * variances).astype(self.dtype))
             for square in self.start.squares[chosen].swapaxes(0, 1)
         )
-        return Rows(jnp.asarray(weights), jnp.asarray(head), scalars, squares, signals, earlier)
+        vectors = self.start.vectors[chosen].astype(self.dtype).swapaxes(0, 1)
+        return Rows(
+            jnp.asarray(weights),
+            jnp.asarray(head),
+            scalars,
+            squares,
+            signals,
+            earlier,
+            tuple(jnp.asarray(vector) for vector in vectors),
+        )
 
     def advance(
         self,
@@ -245,6 +254,8 @@ class DirectSGD(Simulator):
             weights = as_float64(self.embedding.scale) ** -2 / self.dimension
             squares = [as_float64(square) @ weights for square in state.squares]
             values["update_squares"] = np.stack(squares, axis=1)
+        if state.vectors:
+            values["update_vectors"] = np.stack([as_float64(v) for v in state.vectors], axis=1)
         return values
 
     @property

@@ -78,13 +78,20 @@ class ExactChain(Simulator):
         # Floats that are traced: one compiled program serves all dimensions.
         self.dimension = np.float64(setting.dimension)
         self.block_sizes = block_sizes.astype(np.float64)
-        start_of_sets = update_start(algorithm.stepping, setting.start)
+        trained = problem.structure.trained
+        start_of_sets = update_start(algorithm.stepping, setting.start, trained)
         self.T, self.L = compressed_rows(problem, start_of_sets, block_sizes)
         self.head, self.scalars = start_of_sets.a, start_of_sets.scalars
+        self.vectors = start_of_sets.vectors
 
     def initial(self, chosen: np.ndarray) -> Rows:
         return _initial(
-            self.layout, self.T[chosen], self.L[chosen], self.head[chosen], self.scalars[chosen]
+            self.layout,
+            self.T[chosen],
+            self.L[chosen],
+            self.head[chosen],
+            self.scalars[chosen],
+            self.vectors[chosen],
         )
 
     def advance(
@@ -164,8 +171,11 @@ def _initial(
     L: Float[Numeric, "runs blocks p p"],
     head: Float[Numeric, "runs p"],
     scalars: Float[Numeric, "runs n"],
+    vectors: Float[Numeric, "runs m entries"],
 ) -> Rows:
-    return jax.vmap(partial(compressed.initial_rows, layout))(T, L, head, tuple(scalars.T))
+    of_head = tuple(vectors[:, index] for index in range(vectors.shape[1]))
+    initial_run = partial(compressed.initial_rows, layout)
+    return jax.vmap(initial_run)(T, L, head, tuple(scalars.T), of_head)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -290,6 +290,8 @@ def _solve_effective_process(arguments: DMFTArguments) -> xr.Dataset:
     if two_time and algorithm.law is not None and algorithm.law.iterate != "weights":
         fix = "the response of an average to its own perturbation is not computed. Omit two_time"
         raise checks.reject("two_time", two_time, fix)
+    if algorithm.law is not None and algorithm.law.on_sample is not None:
+        _check_sample_memory(algorithm, method, two_time)
     if _uses_response_form(request, algorithm, arguments.paths):
         try:
             return _solve_form(request, ResponseSweep)
@@ -298,6 +300,16 @@ def _solve_effective_process(arguments: DMFTArguments) -> xr.Dataset:
                 raise
             warn(f"{error} The projections are used here.")
     return _solve_form(request, Sweep)
+
+
+def _check_sample_memory(algorithm: FixedData, method: DMFT, two_time: bool) -> None:
+    """Raise ValueError for options that evaluate a gradient again, which would be stored twice."""
+    fix = f"{algorithm.update} stores values of single samples, which this option would change."
+    if two_time:
+        raise checks.reject("two_time", two_time, f"{fix} Omit two_time")
+    if method.memory_directions is not None:
+        options = f"{fix} Omit memory_directions"
+        raise checks.reject("memory_directions", method.memory_directions, options)
 
 
 @dataclasses.dataclass(frozen=True)

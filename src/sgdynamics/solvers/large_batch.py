@@ -203,7 +203,9 @@ def _iterate(call: SolverCall, points: np.ndarray, ratio: float) -> dict[str, np
     replicates = len(next(iter(nodes.values())))
     states: dict[str, Any] = {
         name: np.broadcast_to(value, (replicates, *value.shape))
-        for name, value in all_rows(update, call.initial_state, problem.width).items()
+        for name, value in all_rows(
+            update, call.initial_state, problem.width, problem.structure.trained
+        ).items()
     }
     saved, current, piece = [], 0, FIRST_PIECE
     with meter("solve_large_batch", float(points[-1]), call.progress, Cost("step")) as bar:

@@ -7,12 +7,12 @@ import xarray as xr
 
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
+from sgdynamics.base.roots import find_minimum
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.students import TRUTH
 from sgdynamics.solvers.ode import solve_ode
 from sgdynamics.solvers.stages import PREVIOUS, SavePoints, Stage, stages
-from sgdynamics.statics.roots import find_minimum
 
 # Problem, algorithm and save points of a stage
 StageArguments = tuple[Problem, OnePassSGD, SavePoints]

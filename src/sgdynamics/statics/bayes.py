@@ -121,11 +121,14 @@ def bayes_optimal(problem: Problem, samples_per_dimension: ArrayArgument) -> xr.
     elif setup.directions == 1:
         curve = bayes_curve(setup)
         fixed_points = [curve.fixed_points(alpha) for alpha in alphas]
+        # both fixed points are one, except between the spinodals
+        overlaps = {point.q for pair in fixed_points for point in pair}
+        errors = {q: curve.channel.errors(q) for q in overlaps}
         amp, best = (
             BayesPoints(
                 np.array([point.q for point in points])[:, None, None],
                 np.array([point.free_entropy for point in points]),
-                [curve.channel.errors(point.q) for point in points],
+                [errors[point.q] for point in points],
             )
             for points in zip(*fixed_points, strict=True)
         )

@@ -20,8 +20,8 @@ from jaxtyping import Float
 from numpy.polynomial import chebyshev
 
 from sgdynamics.base.progress import warn
+from sgdynamics.base.roots import find_minimum, find_root
 from sgdynamics.statics.channel import Channel, Information, channel_of
-from sgdynamics.statics.roots import find_minimum, find_root
 from sgdynamics.statics.setup import Setup
 
 # Numbers of Chebyshev nodes that are tried in turn, and the relative error that is enough. Each
@@ -77,7 +77,7 @@ class BayesCurve:
                 else self.channel.information(self.rho * (1 - s[index] ** 2))
                 for index in range(count)
             ]
-            J = np.array([moment.J for moment in moments]) * s**self.power
+            J = np.array([moment.J for moment in moments]) * self._weight(s)
             psi = np.array([moment.psi for moment in moments]) + self.channel.end * np.log(s)
             self.J_series = chebyshev.chebfit(u, J, count - 1)
             self.psi_series = chebyshev.chebfit(u, psi, count - 1)
@@ -106,7 +106,13 @@ class BayesCurve:
     def J(self, s: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Return J = E g^2."""
         s = np.asarray(s)
-        return chebyshev.chebval(2 * s - 1, self.J_series) / s**self.power
+        return chebyshev.chebval(2 * s - 1, self.J_series) / self._weight(s)
+
+    def _weight(self, s: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+        """Return the factor that removes the growth of J for s -> 0."""
+        if self.channel.offset > 0:
+            return (s**2 + self.channel.offset) / (1 + self.channel.offset)
+        return s**self.power
 
     def psi(self, s: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
         """Return Psi = E log Z."""

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from sgdynamics.base import checks
 from sgdynamics.base.progress import warn
-from sgdynamics.statics.channel_states import StateChannel, state_channel
+from sgdynamics.statics.channel_states import GridTooLargeError, StateChannel, state_channel
 from sgdynamics.statics.setup import Setup
 
 MOST_SIGNALS = 3
@@ -119,7 +120,21 @@ class BayesStates:
         return [self.channel.errors(states[index]) for index in range(len(states))]
 
     def solve(self, alphas: np.ndarray) -> tuple[StatePoints, StatePoints]:
-        """Return the fixed points of AMP and those of largest free entropy."""
+        """Return the fixed points of AMP and those of largest free entropy.
+
+        Raises ValueError if the signals are known too well for the grids.
+        """
+        try:
+            return self._solve(alphas)
+        except GridTooLargeError:
+            fix = (
+                "the signals are known so well that the quadrature of the labels becomes too "
+                "large. Use fewer samples per dimension"
+            )
+            raise checks.reject("samples_per_dimension", float(alphas.max()), fix) from None
+
+    def _solve(self, alphas: np.ndarray) -> tuple[StatePoints, StatePoints]:
+        """Return the two fixed points at each number of samples."""
         order = np.argsort(alphas)
         amp = np.zeros((len(alphas), *self.rho.shape))
         informed = np.zeros_like(amp)

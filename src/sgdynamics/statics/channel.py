@@ -32,6 +32,7 @@ from sgdynamics.problems.likelihoods import (
     SignalFunction,
     evaluate_on_points,
 )
+from sgdynamics.statics.small_noise import SmallNoise
 
 # Standard deviations up to which Gaussians are integrated; the mass beyond is 2e-21. On grids of z
 # and y it is 8e-11.
@@ -40,13 +41,17 @@ BASE_PANELS = 12
 # Distances from a kink at which panels end, in units of sqrt V.
 DISTANCES = np.array([0.5, 1.0, 2.0, 4.0, 8.0, 20.0, 50.0, 200.0])
 # Nodes per panel of om, and of the residual (z - om)/sqrt V, at the fine and the coarse resolution.
-ORDERS = {"fine": (14, 9), "coarse": (10, 7)}
-RESIDUAL_PANELS = 14
+ORDERS = {"fine": (14, 9), "coarse": (11, 7)}
+RESIDUAL_PANELS, LOCAL_PANELS = 14, 6
 # Below this ratio of sqrt V to the smallest scale of z the label is resolved locally.
 LOCAL = 0.3
+# Panels of z from which labels have nodes of their own at each om.
+LARGEST_GRID = 500.0
 TINY = 1e-290
 # Ends of panels in the tails of heavy-tailed noise, relative to the reach of the bulk.
 TAIL = np.geomspace(1.0, 1e10, 41)
+# Bisections of a point at which another label becomes the most likely one.
+SWITCH_STEPS = 30
 # Newton steps from a root that is interpolated in a table.
 ROOT_STEPS = 2
 
@@ -85,12 +90,15 @@ class Channel(ABC):
         Whether J grows as V^(-1/2) for V -> 0, as for outcomes that jump.
     end : float
         Limit r of V J for V -> 0, which is positive without noise.
+    offset : float
+        Variance V/rho below which additive noise bounds J ~ 1/(V + offset rho).
     """
 
     rho: float
     kinks: np.ndarray
     jumps: bool
     end: float
+    offset: float = 0.0
 
     @abstractmethod
     def information(self, q: float, resolution: str = "fine") -> Information:
@@ -100,8 +108,10 @@ class Channel(ABC):
     def errors(self, q: float) -> dict[str, float]:
         """Return the risks of a new sample by name."""
 
-    def om_nodes(self, q: float, resolution: str) -> tuple[np.ndarray, np.ndarray]:
-        """Nodes of om ~ N(0, q) and their weights."""
+    def om_nodes(
+        self, q: float, resolution: str, breaks: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes of om ~ N(0, q) and their weights, on panels with additional ends `breaks`."""
         reach, width = FURTHEST * np.sqrt(q), np.sqrt(max(self.rho - q, 0.0))
         if reach == 0.0:
             return np.zeros(1), np.ones(1)
@@ -109,15 +119,22 @@ class Channel(ABC):
         edges = np.concatenate(
             [np.linspace(-reach, reach, BASE_PANELS + 1), (self.kinks[:, None] + steps).ravel()]
         )
+        if breaks is not None:
+            edges = np.concatenate([edges, breaks])
         edges = np.unique(edges[np.abs(edges) <= reach])
         om, weights = panels(edges, ORDERS[resolution][0])
         return om, weights * normal_density(om / np.sqrt(q)) / np.sqrt(q)
 
     def residual_nodes(
-        self, om: np.ndarray, width: float, resolution: str, breaks: np.ndarray | None = None
+        self,
+        om: np.ndarray,
+        width: float,
+        resolution: str,
+        breaks: np.ndarray | None = None,
+        count: int = RESIDUAL_PANELS,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Nodes eta of z = om + width eta for each om, and weights with the normal density."""
-        base = np.linspace(-FURTHEST, FURTHEST, RESIDUAL_PANELS + 1)
+        base = np.linspace(-FURTHEST, FURTHEST, count + 1)
         edges = np.broadcast_to(base, (len(om), len(base)))
         breaks = self.kinks if breaks is None else breaks
         if len(breaks):
@@ -200,11 +217,8 @@ class OutcomeChannel(Channel):
 
     def errors(self, q: float) -> dict[str, float]:
         """The error 1 - E max_y Z, and the mean squared error of E[y | data] over 2."""
-        om, weights = self.om_nodes(q, "fine")
-        if q >= self.rho:
-            Z = self.likelihood.probabilities(om[:, None])
-        else:
-            Z, _ = self.distributions(om, self.rho - q, "fine")
+        om, weights = self.om_nodes(q, "fine", self._switches(q))
+        Z = self._chances(om, q)
         square = self._mean_square
         mean = weights @ (Z @ self.values) ** 2
         return {
@@ -212,6 +226,24 @@ class OutcomeChannel(Channel):
             "risk": 0.5 * float(weights @ (Z @ self.values**2) - mean),
             "excess_risk": 0.5 * float(square - mean),
         }
+
+    def _chances(self, om: np.ndarray, q: float) -> np.ndarray:
+        """Z for each om and outcome, also at q = rho."""
+        if q >= self.rho:
+            return self.likelihood.probabilities(om[:, None])
+        return self.distributions(om, self.rho - q, "fine")[0]
+
+    def _switches(self, q: float) -> np.ndarray:
+        """Points om at which another label becomes the most likely one, by bisection."""
+        om, _ = self.om_nodes(q, "fine")
+        best = self._chances(om, q).argmax(axis=1)
+        index = np.flatnonzero(best[1:] != best[:-1])
+        low, high = om[index], om[index + 1]
+        for _ in range(SWITCH_STEPS if len(index) else 0):
+            middle = (low + high) / 2
+            is_low = self._chances(middle, q).argmax(axis=1) == best[index]
+            low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
+        return (low + high) / 2
 
     @cached_property
     def _mean_square(self) -> float:
@@ -312,12 +344,29 @@ class NoisyChannel(AdditiveChannel):
         # the distance in z over which the law of y changes, at each z
         z = np.linspace(-self.f.reach, self.f.reach, 2001)
         self.grid, self.slopes = z, np.abs(np.nan_to_num(self.f.slope(z)))
+        density = normal_density(z / np.sqrt(rho))
+        mean_square = float(np.sum(density * self.slopes**2) / np.sum(density))
+        self.offset = self.sigma**2 / max(mean_square * rho, 1e-12)
         self.scale = self.sigma / max(1e-12, float(np.max(self.slopes[np.abs(z) < 6])))
 
     def information(self, q: float, resolution: str = "fine") -> Information:
         width = np.sqrt(self.rho - q)
-        local = width < LOCAL * self.scale
-        return self._local(q, resolution) if local else self._global(q, resolution)
+        if width < LOCAL * self.scale:
+            return self._local(q, resolution)
+        if self.law.noise_law is None and self._grid_size(width) > LARGEST_GRID:
+            return Information(*self._small_noise.moments(q, resolution))
+        return self._global(q, resolution)
+
+    def _grid_size(self, width: float) -> float:
+        """Estimate the number of panels of z in the grid for all om."""
+        is_bulk = np.abs(self.grid) < GRID_REACH * np.sqrt(self.rho)
+        lengths = 2.0 * np.minimum(width, self.sigma / np.maximum(self.slopes[is_bulk], 1e-12))
+        return float(np.sum(1.0 / lengths) * (self.grid[1] - self.grid[0]))
+
+    @cached_property
+    def _small_noise(self) -> SmallNoise:
+        """The integrals for noise that is much smaller than the range of f."""
+        return SmallNoise(self, NoiselessChannel(self.likelihood, self.rho))
 
     def density(self, x: np.ndarray) -> np.ndarray:
         """Density of the noise at sigma x, times sigma."""
@@ -330,7 +379,7 @@ class NoisyChannel(AdditiveChannel):
         """Labels y = f(om) + spread u with nodes u of their own at each om."""
         om, weights = self.om_nodes(q, resolution)
         width, sigma = np.sqrt(self.rho - q), self.sigma
-        eta, inner = self.residual_nodes(om, width, resolution)
+        eta, inner = self.residual_nodes(om, width, resolution, count=LOCAL_PANELS)
         means = self.f(om[:, None] + width * eta)
         reach = np.max(np.abs(means - self.f(om)[:, None]) * (np.abs(eta) < 9), axis=1)
         edges = np.linspace(-1.0, 1.0, 9)
@@ -361,13 +410,21 @@ class NoisyChannel(AdditiveChannel):
         z, dz = panels(self._z_edges(width), order)
         means = self.f(z)
         y, dy = panels(self._y_edges(means), order)
-        law = self.density((y - means[:, None]) / sigma) / sigma
         x = (z - om[:, None]) / width
         posterior = normal_density(x) * dz / width
-        Z, dZ = posterior @ law, (posterior * x) @ law / width
-        return Information(
-            float(weights @ square_over(dZ, Z) @ dy), float(weights @ entropy_term(Z) @ dy)
-        )
+        slopes = posterior * x / width
+        # Gaussian noise has no tails: only signals whose labels are near
+        is_gaussian = self.law.noise_law is None
+        count = max(1, int(np.ptp(y) / (8 * sigma))) if is_gaussian else 1
+        reach = 8.5 * sigma if is_gaussian else np.inf
+        J = psi = 0.0
+        for group in np.array_split(np.arange(len(y)), count):
+            is_near = (means > y[group[0]] - reach) & (means < y[group[-1]] + reach)
+            law = self.density((y[group] - means[is_near, None]) / sigma) / sigma
+            Z, dZ = posterior[:, is_near] @ law, slopes[:, is_near] @ law
+            J += float(weights @ square_over(dZ, Z) @ dy[group])
+            psi += float(weights @ entropy_term(Z) @ dy[group])
+        return Information(J, psi)
 
     def _z_edges(self, width: float) -> np.ndarray:
         """Panels of z, not longer than the scales of the posterior and of the law of y."""
@@ -435,7 +492,7 @@ class NoiselessChannel(AdditiveChannel):
         return zeros
 
     @cached_property
-    def _tables(self) -> list[tuple[np.ndarray, np.ndarray] | None]:
+    def tables(self) -> list[tuple[np.ndarray, np.ndarray] | None]:
         """Points and increasing values of f on each monotone piece; None for a flat piece."""
         tables: list[tuple[np.ndarray, np.ndarray] | None] = []
         u = 0.5 * (1 - np.cos(np.pi * np.linspace(0, 1, 2001)))
@@ -447,7 +504,7 @@ class NoiselessChannel(AdditiveChannel):
 
     def _roots(self, piece: int, y: np.ndarray) -> np.ndarray:
         """The root of f(z) = y in a monotone piece; NaN where there is none."""
-        table = self._tables[piece]
+        table = self.tables[piece]
         assert table is not None
         z, values = table
         rising = values[-1] > values[0]

@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
+from sgdynamics.base.roots import find_root
 from sgdynamics.problems.likelihoods import OutcomeLaw
 from sgdynamics.statics.erm_equations import ErmState, LinearData, Rows
 from sgdynamics.statics.field_nodes import LabelledFields
-from sgdynamics.statics.roots import find_root
 
 
 class LinearPart(NamedTuple):

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Function
 from sgdynamics.base.precision import float64
+from sgdynamics.base.roots import find_root
 from sgdynamics.base.support import require
 from sgdynamics.expectations.nodes import gauss_legendre
 from sgdynamics.problems.problem import Problem
@@ -21,7 +22,6 @@ from sgdynamics.statics.channel import channel_of
 from sgdynamics.statics.erm import erm, error_of_signs, linear_data, max_margin
 from sgdynamics.statics.erm_equations import LinearData
 from sgdynamics.statics.ridge import linear_part
-from sgdynamics.statics.roots import find_root
 from sgdynamics.version import __version__
 
 METHODS = ("bayes", "amp", "erm", "max_margin", "one_pass", "sgd")

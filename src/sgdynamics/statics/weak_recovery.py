@@ -9,12 +9,13 @@ from jaxtyping import Float
 
 from sgdynamics.base import checks
 from sgdynamics.base.precision import float64
+from sgdynamics.base.roots import find_root
 from sgdynamics.base.support import require
 from sgdynamics.problems.problem import Problem
 from sgdynamics.statics.bayes import require_states
 from sgdynamics.statics.bayes_states import BayesStates
 from sgdynamics.statics.channel import Channel, channel_of
-from sgdynamics.statics.roots import find_root
+from sgdynamics.statics.channel_states import GridTooLargeError
 from sgdynamics.statics.setup import Setup, setup_of
 
 # Overlaps, relative to rho, from which derivatives at 0 are computed.
@@ -70,7 +71,8 @@ def weak_recovery(problem: Problem) -> WeakRecovery:
     Raises
     ------
     ValueError
-        If the labels have no law given the signals, or several signals have no noise.
+        If the labels have no law given the signals, several signals have no noise, or a direction
+        stays unknown beyond the reach of the quadrature.
 
     See Also
     --------
@@ -105,7 +107,14 @@ def weak_recovery(problem: Problem) -> WeakRecovery:
         channel = channel_of(setup.likelihood, float(setup.rho[0, 0]))
         return WeakRecovery(np.array([_single_threshold(setup, channel)]), np.eye(1))
     require_states(problem, setup)
-    return _thresholds(BayesStates(setup))
+    try:
+        return _thresholds(BayesStates(setup))
+    except GridTooLargeError:
+        fix = (
+            "after the first directions are learned, another one remains unknown, and the "
+            "quadrature of the labels becomes too large before it is learned"
+        )
+        raise checks.reject("problem", problem.kind, fix) from None
 
 
 def _single_threshold(setup: Setup, channel: Channel) -> float:

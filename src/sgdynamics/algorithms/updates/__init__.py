@@ -9,6 +9,8 @@ Weight decay of a problem is part of the loss for velocities and averages that a
 gradient (``momentum`` to ``dana``) and for ``reuse``. The other updates change the gradient of the
 loss of the data only, and the decay is added afterwards. On the sphere the rows are normalised
 after every move. The clock is that of plain SGD: a step is one batch, and t = lr steps/D.
+
+``saga``, ``svrg`` and ``pdhg`` act on single samples of a fixed data set and store values for them.
 """
 
 from sgdynamics.algorithms.updates.adaptive import adagrad, adagrad_norm, adam, rmsprop, sign
@@ -26,10 +28,13 @@ from sgdynamics.algorithms.updates.momentum import (
 )
 from sgdynamics.algorithms.updates.muon import muon
 from sgdynamics.algorithms.updates.own import own
+from sgdynamics.algorithms.updates.primal_dual import pdhg
 from sgdynamics.algorithms.updates.row_adam import row_adam
+from sgdynamics.algorithms.updates.separate import separate
 from sgdynamics.algorithms.updates.state_rate import state_rate
 from sgdynamics.algorithms.updates.step_length import clipped, normalised, reuse, sam
 from sgdynamics.algorithms.updates.update import Update, maker
+from sgdynamics.algorithms.updates.variance_reduction import saga, svrg
 
 __all__ = [
     "Update",
@@ -48,14 +53,18 @@ __all__ = [
     "nesterov",
     "normalised",
     "own",
+    "pdhg",
     "polyak",
     "reuse",
     "rmsprop",
     "row_adam",
+    "saga",
     "sam",
     "schedule_free",
+    "separate",
     "sign",
     "sparse",
     "state_rate",
+    "svrg",
     "weight_decay",
 ]

@@ -16,14 +16,14 @@ from sgdynamics.algorithms.updates.law import Increments, Law, step_equation
 from sgdynamics.algorithms.updates.update import Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Scalar, State
-from sgdynamics.base.controls import scalar_or_schedule
+from sgdynamics.base.controls import is_scheduled, scalar_or_schedule
 
 # The average of squares of the coordinates, and the step divided by its root.
 MEAN_SQUARES = r"S \leftarrow \left(1 - \frac{c}{D}\right) S + \frac{c}{D} G^{\circ 2}"
 ROOT_STEP = r"\frac{G}{\sqrt{S} + \varepsilon}"
 
 # Properties that the coordinatewise updates have in common.
-COORDINATEWISE: dict[str, Any] = {"coordinatewise": True, "trains_head": False}
+COORDINATEWISE: dict[str, Any] = {"coordinatewise": True}
 
 
 def _adagrad_norm(
@@ -110,8 +110,9 @@ def sign(axes: bool = False) -> Update:
 
     Notes
     -----
-    The update acts coordinatewise, so it has an ODE and direct simulations but no exact chain. The
-    head is not trained. Source: Bernstein et al. 2018.
+    The update acts coordinatewise, so it has an ODE and direct simulations but no exact chain. Each
+    entry of a trained head or top moves by head_rate lr/D against its sign. Source: Bernstein et
+    al. 2018.
 
     Examples
     --------
@@ -127,6 +128,32 @@ def sign(axes: bool = False) -> Update:
 def _axes_option(axes: bool) -> tuple[tuple[str, bool], ...]:
     """The option of an update whose signals are axes; its default is not stated."""
     return (("axes", True),) if axes else ()
+
+
+def _slow_adam(
+    state: State,
+    gradient: Gradient,
+    lr: Scalar,
+    D: Scalar,
+    number: Scalar,
+    *,
+    memory: Scalar,
+    eps: Scalar,
+    weight_decay: Scalar,
+    velocity_memory: Scalar,
+) -> Increments:
+    W, steps = state["weights"], D * state["age"] + 1
+    G = gradient(W)
+    changes, corrected = {}, {}
+    averages = (("velocity", velocity_memory, G), ("squares", memory, gradient.squares(G)))
+    for name, c, value in averages:
+        rate = c / D
+        changes[name] = rate * (value - state[name])
+        # 1 - (1 - c/D)^n without cancellation
+        bias = -jnp.expm1(steps * jnp.log1p(-jnp.minimum(rate, 1.0)))
+        corrected[name] = (state[name] + changes[name]) / bias
+    step = corrected["velocity"] / (jnp.sqrt(corrected["squares"]) + eps)
+    return {"weights": -lr / D * (step + weight_decay * W), "age": 1 / D} | changes
 
 
 def _adam(
@@ -166,6 +193,7 @@ def adam(
     weight_decay: float = 0.0,
     beta: float = 0.9,
     axes: bool = False,
+    velocity_memory: float | None = None,
 ) -> Update:
     """Adam, and with weight decay AdamW.
 
@@ -187,6 +215,9 @@ def adam(
         limit.
     axes : bool, default False
         Whether the signals are coordinate axes, as in ``sgd.updates.sign``.
+    velocity_memory : float, optional
+        Constant c1, above 0 and at most D, with 1 - beta1 = c1/D, instead of beta: the velocity is
+        an average over D/c1 steps and part of the ODE.
 
     Returns
     -------
@@ -196,12 +227,14 @@ def adam(
     Raises
     ------
     ValueError
-        If a value is out of range.
+        If a value is out of range, or velocity_memory is combined with axes.
 
     Notes
     -----
     V^ and S^ are corrected for their start at 0. The update acts coordinatewise, so it has an ODE
-    and direct simulations but no exact chain. The head is not trained.
+    and direct simulations but no exact chain. A trained head or top moves entry by entry in the
+    same way, with the rate head_rate lr/D; its own averages of squares are exact, because its
+    entries are finitely many (``result.update_vectors``).
     ``result.update_squares.sel(update_square="squares")`` is the mean of S over the coordinates of
     each unit, where each coordinate is in units of the variance of its input.
     Source: Kingma and Ba 2015, Algorithm 1; Loshchilov and Hutter 2019, Algorithm 2.
@@ -218,20 +251,40 @@ def adam(
         "beta": scalar_or_schedule("beta", beta, below=1.0),
     }
     axes = checks.flag("axes", axes)
+    shorter = "memory"  # the average over the fewest steps, which must be more than one
+    velocity = (
+        r"V \leftarrow \beta V + \left(1 - \beta\right) G",
+        r"\hat V = \frac{V}{1 - \beta^n}",
+    )
+    if velocity_memory is not None:
+        if axes:
+            fix = "with axes=True the first average is fast. Use beta."
+            raise checks.reject("velocity_memory", velocity_memory, fix)
+        del hyperparameters["beta"]
+        hyperparameters["velocity_memory"] = scalar_or_schedule(
+            "velocity_memory", velocity_memory, above=0.0
+        )
+        constants = [hyperparameters[name] for name in ("velocity_memory", "memory")]
+        if is_scheduled(constants[0]) or is_scheduled(constants[1]) or constants[0] > constants[1]:
+            shorter = "velocity_memory"
+        velocity = (
+            r"V \leftarrow \left(1 - \frac{c_1}{D}\right) V + \frac{c_1}{D} G",
+            r"\hat V = \frac{V}{1 - \left(1 - \frac{c_1}{D}\right)^n}",
+        )
     law = Law(
         "adam",
-        _adam,
+        _adam if velocity_memory is None else _slow_adam,
         axes=axes,
         rows=("velocity",),
         squares=("squares",),
         scalars=("age",),
-        memory="fast",
+        memory="fast" if velocity_memory is None else "slow",
         linear=True,
-        averaging=("memory",),
+        averaging=(shorter,),
         equations=(
-            r"V \leftarrow \beta V + \left(1 - \beta\right) G",
+            velocity[0],
             MEAN_SQUARES,
-            r"\hat V = \frac{V}{1 - \beta^n}",
+            velocity[1],
             r"\hat S = \frac{S}{1 - \left(1 - \frac{c}{D}\right)^n}",
             step_equation(r"\left(\frac{\hat V}{\sqrt{\hat S} + \varepsilon} + \omega W\right)"),
         ),
@@ -283,8 +336,9 @@ def rmsprop(memory: float, eps: float) -> Update:
 
     Notes
     -----
-    The update acts coordinatewise, so it has an ODE and direct simulations but no exact chain. The
-    head is not trained. Source: Tieleman and Hinton 2012, lecture 6.5.
+    The update acts coordinatewise, so it has an ODE and direct simulations but no exact chain. A
+    trained head or top moves entry by entry in the same way. Source: Tieleman and Hinton 2012,
+    lecture 6.5.
 
     Examples
     --------
@@ -353,8 +407,9 @@ def adagrad(start: float, eps: float = 0.0) -> Update:
 
     Notes
     -----
-    The update acts coordinatewise, so it has an ODE and direct simulations but no exact chain. The
-    head is not trained. Source: Duchi, Hazan and Singer 2011.
+    The update acts coordinatewise, so it has an ODE and direct simulations but no exact chain. A
+    trained head or top moves entry by entry in the same way, from S = start. Source: Duchi, Hazan
+    and Singer 2011.
 
     Examples
     --------

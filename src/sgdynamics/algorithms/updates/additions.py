@@ -11,23 +11,27 @@ from jaxtyping import Float
 
 from sgdynamics.algorithms.updates.gradient_source import Gradient, head_columns
 from sgdynamics.algorithms.updates.law import Increments, Law, step_equation
+from sgdynamics.algorithms.updates.sample_memory import inner_rule
 from sgdynamics.algorithms.updates.update import MAKERS, Update, maker
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, Parameters, RealArray, Scalar, State
 from sgdynamics.base.controls import Schedule, scalar_or_schedule
 
 
-def _plain(state: State, gradient: Gradient, lr: Scalar, D: Scalar, number: Scalar) -> Increments:
+def plain_step(
+    state: State, gradient: Gradient, lr: Scalar, D: Scalar, number: Scalar
+) -> Increments:
+    """Return the plain step -(lr/D) G."""
     return {"weights": -lr / D * gradient(state["weights"])}
 
 
 NORMALS = r"N,\quad N_{i j} \sim \mathcal{N}(0, 1)"
 PLAIN = Update(
-    Law("plain", _plain, linear=True, linear_in_rows=True, equations=(step_equation("G"),))
+    Law("plain", plain_step, linear=True, linear_in_rows=True, equations=(step_equation("G"),))
 )
 
 
-def _validate_inner(of: Update | Mapping[str, Any] | None) -> Update:
+def validate_inner(of: Update | Mapping[str, Any] | None, argument: str = "of") -> Update:
     """Return the update that `of` stands for: an update, its record, or None for plain steps."""
     if of is None:
         return PLAIN
@@ -36,7 +40,7 @@ def _validate_inner(of: Update | Mapping[str, Any] | None) -> Update:
         return MAKERS[of["kind"]](**{name: value for name, value in of.items() if name != "kind"})
     if not isinstance(of, Update):
         raise checks.reject(
-            "of",
+            argument,
             of,
             "Pass another update, such as sgd.updates.momentum(0.9), or omit it for plain steps.",
         )
@@ -134,12 +138,16 @@ def weight_decay(
     >>> sgd.updates.weight_decay(0.1, of=sgd.updates.momentum(0.9))
     weight_decay(rate=0.1, of=momentum(beta=0.9))
     """
-    inner = _validate_inner(of)
+    inner = validate_inner(of)
+    if inner.law.vectors and not decoupled:
+        fix = "its parts treat decay in different ways. Use decoupled=True, or decay in each part."
+        raise checks.reject("decoupled", decoupled, fix)
     step = _DecayStep(inner.law, checks.flag("decoupled", decoupled))
     law = replace(
         inner.law,
         name="weight_decay",
         step=step,
+        on_sample=inner_rule(inner.law),
         equations=_decay_equations(inner.law, decoupled),
         image="",
         equivalent_rate="",
@@ -250,6 +258,7 @@ def thermal(temperature: Schedule | float, of: Update | None) -> Update:
         inner.law,
         step=_ThermalStep(inner.law),
         noise=True,
+        on_sample=inner_rule(inner.law),
         equations=(*inner.law.equations, kick),
         image="" if inner is not PLAIN else r"\frac{h}{B}",
         equivalent_rate="",
@@ -297,7 +306,7 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
     >>> sgd.updates.gradient_noise(0.5, of=sgd.updates.clipped(1.0, over="sample"))
     gradient_noise(sigma=0.5, of=clipped(threshold=1, over='sample'))
     """
-    inner = _validate_inner(of)
+    inner = validate_inner(of)
     if inner.law.memory != "none" or inner.law.coordinatewise:
         raise checks.reject(
             "of",
@@ -316,6 +325,7 @@ def gradient_noise(sigma: float, of: Update | None = None) -> Update:
         name="gradient_noise",
         step=_NoiseStep(inner.law),
         noise=True,
+        on_sample=inner_rule(inner.law),
         equations=(
             *inner.law.equations,
             step_equation(f"s {NORMALS}"),

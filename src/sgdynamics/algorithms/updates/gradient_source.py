@@ -44,6 +44,8 @@ class Rows(NamedTuple):
         Signals of the run in d dimensions, if each run has its own.
     earlier : array, optional
         Weights of earlier steps, for gradients that are late.
+    vectors : tuple of array
+        Vectors of the update over the entries of a trained head (`Law.vector_names`).
     """
 
     rows: Numeric
@@ -52,6 +54,7 @@ class Rows(NamedTuple):
     squares: tuple[Numeric, ...] = ()
     signals: Numeric | None = None
     earlier: Numeric | None = None
+    vectors: tuple[Numeric, ...] = ()
 
 
 class GradientSource(ABC):
@@ -90,6 +93,10 @@ class GradientSource(ABC):
         """Return Q, M and P for these rows of the weights, in total and by covariance block."""
         raise NotImplementedError
 
+    def means(self) -> dict[str, Numeric]:
+        """Return the means over the samples that belong to the last gradient."""
+        raise NotImplementedError
+
     def squares(self, G: Float[Numeric, "p columns"]) -> Numeric:
         """Return the squares of the coordinates of a gradient."""
         return G**2
@@ -97,6 +104,10 @@ class GradientSource(ABC):
     def sign(self, G: Float[Numeric, "p columns"]) -> Numeric:
         """Return the signs of the coordinates of a gradient."""
         return jnp.sign(G)
+
+    def head_squares(self, g: Float[Numeric, " entries"]) -> Numeric:
+        """Return the squares of the gradient of the head."""
+        return g**2
 
 
 def draw_order(key: RandomKey, dimension: int, dtype: DType) -> Float[Array, " d"]:
@@ -154,6 +165,8 @@ class StepSettings(NamedTuple):
         Weight decay of the problem.
     structure : Structure
         Structure of the problem.
+    head_decay : float or array, optional
+        Weight decay of each entry of the head; None for that of the rows.
     """
 
     lr: Scalar
@@ -162,6 +175,7 @@ class StepSettings(NamedTuple):
     head_rate: Scalar
     weight_decay: Scalar
     structure: Structure
+    head_decay: Scalar | Numeric | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,7 +193,7 @@ class Gradient:
         The settings of the step.
     head : array, (p,)
         Head of the weights, for problems in which it is not trained.
-    decay : float or array, (columns,)
+    decay : float or array, (columns,) or (p, columns)
         Weight decay that is part of the loss.
     pull : float or array, (p, columns)
         Term that `plain_step` adds to a gradient.
@@ -241,15 +255,19 @@ class Gradient:
         return self.join_head(selected, head)
 
     def squares(self, G: Float[Numeric, "p columns"]) -> Numeric:
-        """Return the squares of the coordinates of a gradient.
-
-        They are for coordinatewise updates, which do not train the head.
-        """
-        return self.source.squares(G)
+        """Return the squares of the coordinates of a gradient, and of the entries of the head."""
+        rows, head = self.split_head(G)
+        return self.join_head(self.source.squares(rows), self.source.head_squares(head))
 
     def sign(self, G: Float[Numeric, "p columns"]) -> Numeric:
-        """Return the signs of the coordinates of a gradient."""
-        return self.source.sign(G)
+        """Return the signs of the coordinates of a gradient, and of the entries of the head."""
+        rows, head = self.split_head(G)
+        return self.join_head(self.source.sign(rows), jnp.sign(head))
+
+    @property
+    def means(self) -> dict[str, Numeric]:
+        """Means over the samples of an update with ``on_sample``, at the last gradient."""
+        return self.source.means()
 
     def overlaps(self, rows: Float[Numeric, "p columns"]) -> LossOverlaps:
         """Return the overlaps of the weights, the argument of a rate that depends on the state."""
@@ -325,9 +343,9 @@ def increments(
     """Return the increments of a state in one step, before rows on the sphere are normalised."""
     sets = count_row_sets(law)
     head_size = state.head.shape[0] // sets
-    decay = setting.weight_decay if law.decay_inside else 0.0
+    trained = setting.structure.trained
+    decay = _joint_decay(setting, state, head_size) if law.decay_inside else 0.0
     gradient = Gradient(source, setting, state.head[:head_size], decay)
-    trained = gradient.trained
 
     # The state as the step receives it: a dictionary, with trained heads as columns of the rows.
     names = ("weights", *law.rows)
@@ -336,7 +354,10 @@ def increments(
         name: gradient.join_head(rows, head) for name, rows, head in row_sets
     }
     variables |= dict(zip(law.scalars, state.scalars, strict=True))
-    variables |= dict(zip(law.squares, state.squares, strict=True))
+    vectors = dict(zip(law.vector_names(trained), state.vectors, strict=True))
+    for name, square in zip(law.squares, state.squares, strict=True):
+        variables[name] = gradient.join_head(square, vectors[name]) if trained else square
+    variables |= {name: vectors[name] for name in law.vectors if trained}
     step = law.step(variables, gradient, setting.lr, setting.D, setting.number, **hyperparameters)
 
     rows, heads = [], []
@@ -352,12 +373,31 @@ def increments(
             W, a = gradient.split_head(variables[name])
             row_increment = row_increment - size * W
             if trained:
-                head_increment = head_increment - setting.head_rate * size * a
+                head_step = size
+                if setting.head_decay is not None:
+                    head_step = setting.lr / setting.D * setting.head_decay
+                head_increment = head_increment - setting.head_rate * head_step * a
         rows.append(row_increment)
         heads.append(head_increment)
+    squares = {name: step[name] for name in law.squares}
+    changes = {name: step[name] for name in law.vectors if trained}
+    if trained:
+        for name, square in squares.items():
+            squares[name], changes[name] = detach_head(square, head_size)
     return Rows(
         jnp.concatenate(rows),
         jnp.concatenate(heads),
         tuple(step[name] for name in law.scalars),
-        tuple(step[name] for name in law.squares),
+        tuple(squares.values()),
+        vectors=tuple(changes[name] for name in law.vector_names(trained)),
     )
+
+
+def _joint_decay(setting: StepSettings, state: Rows, head_size: int) -> RealArray | Scalar:
+    """Return the weight decay of rows joined with their head."""
+    if setting.head_decay is None or not setting.structure.trained:
+        return setting.weight_decay
+    shape = (setting.structure.width, state.rows.shape[1])
+    rows = jnp.broadcast_to(jnp.asarray(setting.weight_decay, state.rows.dtype), shape)
+    head = jnp.broadcast_to(jnp.asarray(setting.head_decay, state.rows.dtype), (head_size,))
+    return append_head(rows, head)

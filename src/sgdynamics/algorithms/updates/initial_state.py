@@ -26,6 +26,8 @@ class UpdateStart(NamedTuple):
         Scalars of the update.
     squares : ndarray, (runs, squares, p)
         Averages of squares.
+    vectors : ndarray, (runs, vectors, entries)
+        Vectors over the entries of a trained head; fast ones at 0.
     """
 
     M: np.ndarray
@@ -33,29 +35,38 @@ class UpdateStart(NamedTuple):
     a: np.ndarray
     scalars: np.ndarray
     squares: np.ndarray
+    vectors: np.ndarray
 
 
-def update_start(update: Update | None, start: Start) -> UpdateStart:
+def update_start(update: Update | None, start: Start, trained: bool = False) -> UpdateStart:
     """Return the initial state of an update for an initial condition of the weights.
 
     If the start is the end of a result of the same update, the update continues with the sets of
     rows, scalars and squares that the result recorded. Otherwise they take the initial values of
     the law: a set of rows starts at the weights or at 0. Sets at 0 are omitted if all are at 0.
+    `trained` is whether the head is trained.
     """
     M, Q, a, runs = start.M_blocks, start.Q_blocks, start.a, start.runs
     law = None if update is None else update.law
     if update is None or law is None:
-        return UpdateStart(M, Q, a, np.zeros((runs, 0)), np.zeros((runs, 0, a.shape[1])))
+        empty = np.zeros((runs, 0, a.shape[1]))
+        return UpdateStart(M, Q, a, np.zeros((runs, 0)), np.zeros((runs, 0, Q.shape[-1])), empty)
     auxiliary = start.beside
-    if auxiliary is not None and _can_continue(law, auxiliary.names):
-        return _continue_from(law, auxiliary, a.shape[1])
+    if auxiliary is not None and _can_continue(law, auxiliary, trained):
+        return _continue_from(law, auxiliary, Q.shape[-1], a.shape[1], trained)
     hyperparameters = update.parameters
     initial_values = {
         name: np.asarray(hyperparameters[argument]) for name, argument in law.initial_values
     }
     scalars = np.zeros((runs, len(law.scalars)))
-    squares = np.zeros((runs, len(law.squares), a.shape[1]))
-    for names, array in ((law.scalars, scalars), (law.squares, squares)):
+    squares = np.zeros((runs, len(law.squares), Q.shape[-1]))
+    vectors = np.zeros((runs, len(law.vector_names(trained)), a.shape[1]))
+    named = (
+        (law.scalars, scalars),
+        (law.squares, squares),
+        (law.vector_names(trained), vectors),
+    )
+    for names, array in named:
         for index, name in enumerate(names):
             array[:, index] = initial_values.get(name, 0.0)
     if law.start_at_weights:
@@ -67,15 +78,18 @@ def update_start(update: Update | None, start: Start) -> UpdateStart:
             axis=2,
         )
         a = np.concatenate([copy * a for copy in copies], axis=1)
-    return UpdateStart(M, Q, a, scalars, squares)
+    return UpdateStart(M, Q, a, scalars, squares, vectors)
 
 
-def _can_continue(law: Law, names: tuple[tuple[str, ...], ...]) -> bool:
-    """Whether recorded sets of rows, scalars and squares of these names are those of a law.
+def _can_continue(law: Law, auxiliary: AuxiliaryState, trained: bool) -> bool:
+    """Whether the recorded sets of rows, scalars, squares and vectors are those of a law.
 
-    A set of rows that is forgotten in O(1) steps may be missing.
+    A set of rows or a vector that is forgotten in O(1) steps may be missing.
     """
-    rows, scalars, squares = names
+    rows, scalars, squares = auxiliary.names
+    vectors = set(auxiliary.vector_names)
+    if not set(law.slow_vector_names(trained)) <= vectors <= set(law.vector_names(trained)):
+        return False
     needed = law.start_at_weights if law.memory == "fast" else law.rows
     return (
         scalars == law.scalars
@@ -84,7 +98,9 @@ def _can_continue(law: Law, names: tuple[tuple[str, ...], ...]) -> bool:
     )
 
 
-def _continue_from(law: Law, auxiliary: AuxiliaryState, p: int) -> UpdateStart:
+def _continue_from(
+    law: Law, auxiliary: AuxiliaryState, p: int, entries: int, trained: bool
+) -> UpdateStart:
     """Return a recorded state in the order of the law; missing sets of rows are 0."""
     order = ["weights", *auxiliary.names[0]]
     names = ("weights", *law.rows)
@@ -92,11 +108,24 @@ def _continue_from(law: Law, auxiliary: AuxiliaryState, p: int) -> UpdateStart:
     offsets = [order.index(name) * p if name in order else 0 for name in names]
     index = np.concatenate([np.arange(p) + offset for offset in offsets])
     is_recorded = np.repeat([float(name in order) for name in names], p)
+    heads = [
+        auxiliary.a[:, order.index(name) * entries : (order.index(name) + 1) * entries]
+        if name in order
+        else np.zeros((len(auxiliary.a), entries))
+        for name in names
+    ]
+    vectors = np.zeros((len(auxiliary.a), len(law.vector_names(trained)), entries))
+    for index_of_vector, name in enumerate(law.vector_names(trained)):
+        if name in auxiliary.vector_names:
+            assert auxiliary.vectors is not None
+            recorded = auxiliary.vector_names.index(name)
+            vectors[:, index_of_vector] = auxiliary.vectors[:, recorded]
     Q = auxiliary.Q[:, :, index][..., index] * is_recorded[:, None] * is_recorded
     return UpdateStart(
         auxiliary.M[:, :, index] * is_recorded[:, None],
         Q,
-        auxiliary.a[:, index] * is_recorded,
+        np.concatenate(heads, axis=1),
         auxiliary.scalars,
         auxiliary.squares,
+        vectors,
     )

@@ -33,7 +33,14 @@ class Law:
         Names of the scalars.
     squares : tuple of str
         Names of the averages of squared gradients, which have one value per unit and coordinate of
-        the input space. Only coordinatewise updates have them.
+        the input space, and per entry of a trained head. Only coordinatewise updates have them.
+    vectors : tuple of str
+        Names of vectors with one value per entry of a trained head, for an update of the head that
+        differs from that of the rows.
+    fast_vectors : tuple of str
+        Names of the vectors that are forgotten within O(1) steps and are affine in the gradient.
+    leaves : tuple of str
+        Names of the leaves or branches of the top that the update treats separately.
     memory : str
         Memory of past gradients: "none", "slow" for O(D) steps, "fast" for O(1) steps.
     linear : bool
@@ -87,6 +94,13 @@ class Law:
         large values of D.
     state_rate : callable, optional
         Function of the overlaps that multiplies the step.
+    on_sample : callable, optional
+        Function of single samples of a data set that replaces dloss/dfields in every gradient
+        (`sample_memory`).
+    samples : tuple of str
+        Names of the values that it stores for every sample.
+    means : tuple of str
+        Names of its means over the samples, which the step reads as ``gradient.means``.
     averaging : tuple of str
         Name of the hyperparameter c of an average over D/c steps, or of two whose ratio is c.
     equations : tuple of str
@@ -104,6 +118,9 @@ class Law:
     rows: tuple[str, ...] = ()
     scalars: tuple[str, ...] = ()
     squares: tuple[str, ...] = ()
+    vectors: tuple[str, ...] = ()
+    fast_vectors: tuple[str, ...] = ()
+    leaves: tuple[str, ...] = ()
     memory: str = "none"
     linear: bool = False
     linear_in_rows: bool = False
@@ -126,10 +143,24 @@ class Law:
     no_limit: str = ""
     scales: bool = True
     state_rate: Function | None = None
+    on_sample: Callable[..., Any] | None = None
+    samples: tuple[str, ...] = ()
+    means: tuple[str, ...] = ()
     averaging: tuple[str, ...] = ()
     equations: tuple[str, ...] = ()
     image: str = ""
     equivalent_rate: str = ""
+
+    def vector_names(self, trained: bool) -> tuple[str, ...]:
+        """Return the names of all vectors over the entries of a trained head.
+
+        They are the parts of the squares that belong to the head, and the vectors of the law.
+        """
+        return (*self.squares, *self.vectors) if trained else ()
+
+    def slow_vector_names(self, trained: bool) -> tuple[str, ...]:
+        """Return the names of the vectors that are part of the ODE."""
+        return tuple(name for name in self.vector_names(trained) if name not in self.fast_vectors)
 
 
 def count_row_sets(law: Law | None) -> int:
@@ -141,6 +172,8 @@ def count_row_sets(law: Law | None) -> int:
 SYMBOLS = {
     "beta": r"\beta",
     "memory": "c",
+    "period": "m",
+    "dual_lr": r"\sigma",
     "eps": r"\varepsilon",
     "threshold": r"\theta",
     "start": "s_0",

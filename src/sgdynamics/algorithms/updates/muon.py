@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
@@ -95,15 +96,49 @@ class _MuonStep:
         memory: Scalar | None = None,
         beta: Scalar | None = None,
     ) -> Increments:
-        factor = newton_schulz_of if self.newton_schulz else polar
         G = gradient(state["weights"])
         if self.memory == "none":
-            return {"weights": -lr / root(D, G) * factor(G)}
+            return {"weights": self._move(gradient, G, lr / root(D, G), lr / D)}
         if self.memory == "slow":
             change = jnp.asarray(memory) / D * (G - state["velocity"])
-            return {"weights": -lr / D * factor(state["velocity"] + change), "velocity": change}
+            V = state["velocity"] + change
+            return {"weights": self._move(gradient, V, lr / D, lr / D), "velocity": change}
         V = jnp.asarray(beta) * state["velocity"] + G
-        return {"weights": -lr / root(D, G) * factor(V), "velocity": V - state["velocity"]}
+        step = self._move(gradient, V, lr / root(D, G), lr / D)
+        return {"weights": step, "velocity": V - state["velocity"]}
+
+    def _move(
+        self, gradient: Gradient, V: Float[Numeric, "p columns"], size: Scalar, head_size: Scalar
+    ) -> Numeric:
+        """Return the steps against the polar factors of the rows and of each leaf of the top."""
+        factor = newton_schulz_of if self.newton_schulz else polar
+        rows, head = gradient.split_head(V)
+        if not gradient.trained:
+            return -size * factor(rows)
+        top = gradient.setting.structure.top
+        if top is None:
+            directions = factor(head[None])[0]
+        else:
+            leaves = jax.tree.map(lambda leaf: polar_of_leaf(factor, leaf), top.unravel(head))
+            directions = top.ravel(leaves)
+        return gradient.join_head(-size * factor(rows), -head_size * directions)
+
+
+def polar_of_leaf(
+    factor: Callable[[Numeric], Numeric], leaf: Float[Numeric, "..."]
+) -> Float[Numeric, "..."]:
+    """Return the polar factors of the matrices in the last two axes of a leaf.
+
+    A vector is a matrix of one row, and the polar factor of a number is its sign.
+    """
+    if leaf.ndim < 2:
+        return factor(leaf.reshape(1, -1)).reshape(leaf.shape)
+    matrices = leaf.reshape(-1, *leaf.shape[-2:])
+    if leaf.shape[-2] <= leaf.shape[-1]:
+        return jax.vmap(factor)(matrices).reshape(leaf.shape)
+    # The polar factor of the transpose is the transpose: the smaller side has the Gram matrix.
+    factors = jax.vmap(factor)(jnp.swapaxes(matrices, -1, -2))
+    return jnp.swapaxes(factors, -1, -2).reshape(leaf.shape)
 
 
 @maker
@@ -143,8 +178,10 @@ def muon(
     Notes
     -----
     With a fixed beta the update remembers O(1) steps and is not linear, so it has no ODE. It can be
-    simulated, and in batches proportional to d it is the map of ``sgd.solve_large_batch``. The head
-    is not trained. Source: Jordan et al. 2024 (Muon).
+    simulated, and in batches proportional to d it is the map of ``sgd.solve_large_batch``. Every
+    matrix leaf of a top moves by head_rate lr/D against its own polar factor, in all three cases; a
+    vector, such as a trained head, counts as a matrix of one row, and a number as its sign.
+    Source: Jordan et al. 2024 (Muon).
 
     Examples
     --------
@@ -154,7 +191,6 @@ def muon(
     options = (("newton_schulz", True),) if checks.flag("newton_schulz", newton_schulz) else ()
     if memory is not None and beta is not None:
         raise checks.reject("beta and memory", (beta, memory), "Set at most one of them.")
-    common: dict[str, Any] = {"trains_head": False}
     factor = r"\operatorname{NS}_5" if newton_schulz else r"\operatorname{polar}"
     direction = rf"{factor}\left({'V' if memory is not None or beta is not None else 'G'}\right)"
     long_step = rf"W \leftarrow W - \frac{{\mathrm{{lr}}}}{{\sqrt{{D}}}} {direction}"
@@ -167,7 +203,6 @@ def muon(
             linear=True,
             averaging=("memory",),
             equations=(SLOW_VELOCITY, step_equation(direction)),
-            **common,
         )
         return Update(law, {"memory": scalar_or_schedule("memory", memory, above=0.0)}, options)
     if beta is None:
@@ -177,7 +212,6 @@ def muon(
             jumps=True,
             equations=(long_step,),
             image=rf"\frac{{1}}{{\sqrt{{l_1}}}} {factor}\left(h\right)",
-            **common,
         )
         return Update(law, {}, options)
     law = Law(
@@ -186,6 +220,5 @@ def muon(
         rows=("velocity",),
         memory="fast",
         equations=(r"V \leftarrow \beta V + G", long_step),
-        **common,
     )
     return Update(law, {"beta": scalar_or_schedule("beta", beta, below=1.0)}, options)

@@ -12,9 +12,10 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.algorithms.updates.law import Increments, Law, hyperparameter_symbol
+from sgdynamics.algorithms.updates.sample_memory import try_rule
 from sgdynamics.algorithms.updates.update import Update
 from sgdynamics.base import checks
-from sgdynamics.base.arrays import Numeric, RealArray
+from sgdynamics.base.arrays import Numeric, RealArray, Scalar
 from sgdynamics.base.controls import scalar_or_schedule, values_at
 from sgdynamics.base.equations import function_formula, function_symbol, parameter_symbol
 from sgdynamics.base.precision import float64
@@ -33,8 +34,14 @@ def own(
     *,
     rereads: bool = True,
     numbers: Mapping[str, float] | None = None,
+    on_sample: Callable[..., Any] | None = None,
+    samples: Iterable[str] = (),
+    means: Iterable[str] = (),
 ) -> Update:
     """Define an update by its increments, for the exact chain, direct runs and the ODE.
+
+    With ``on_sample`` the update acts on single samples of a fixed data set, for direct runs, the
+    exact law and DMFT.
 
     Parameters
     ----------
@@ -58,6 +65,18 @@ def own(
     numbers : dict, optional
         Hyperparameters by name, which the step receives as keyword arguments. They are traced:
         changing their values does not recompile.
+    on_sample : callable, optional
+        ``on_sample(sample, **numbers)`` returns ``g, memory`` or ``g, memory, means``, where g
+        replaces the weighted dloss/dfields of the sample in the gradient X^T g/n. The sample has
+        the attributes ``fields`` (p,), ``slope`` (function of the fields that returns
+        dloss/dfields), ``selected`` (whether it is in the batch), ``weight`` (1/b in the batch and
+        0 outside, so that plain steps have g = weight slope(fields)), ``memory`` (its stored
+        values), ``scalars`` (those of the update) and ``number``.
+    samples : iterable of str, default ()
+        Names of the values stored for every sample, with the shape of the fields, initially 0.
+    means : iterable of str, default ()
+        Names of numbers that ``on_sample`` returns; the step reads their means over all n samples
+        as ``gradient.means``, after it has called ``gradient``.
 
     Returns
     -------
@@ -68,7 +87,8 @@ def own(
     ------
     ValueError
         If names repeat, if the increments have other names or shapes than the state, or if the step
-        does not commute with rotations of the columns. The step is called once to find out.
+        does not commute with rotations of the columns. The step is called once to find out, and
+        ``on_sample`` likewise.
 
     Notes
     -----
@@ -88,7 +108,8 @@ def own(
     >>> sgd.updates.own(halved, rereads=False).kind
     'own'
     """
-    for argument, names in (("rows", rows), ("scalars", scalars)):
+    collections = {"rows": rows, "scalars": scalars, "samples": samples, "means": means}
+    for argument, names in collections.items():
         is_collection = isinstance(names, (tuple, list, set, frozenset, dict))
         if not is_collection and not hasattr(names, "__next__"):
             raise checks.reject(argument, names, 'Pass names, such as ("velocity",).')
@@ -102,13 +123,14 @@ def own(
             'names must be strings and differ. Use rows=("velocity",), scalars=("norm",), for '
             "example.",
         )
+    sample_names, mean_names = _sample_names(on_sample, tuple(samples), tuple(means))
     checks.choice("memory", memory, MEMORIES)
     if numbers is not None and not isinstance(numbers, Mapping):
         raise checks.reject("numbers", numbers, 'Pass numbers by name, such as {"beta": 0.9}.')
     hyperparameters = {
         name: scalar_or_schedule(name, value, -np.inf) for name, value in (numbers or {}).items()
     }
-    linear = _try_step(step, row_names, scalar_names, hyperparameters)
+    linear = _try_step(step, row_names, scalar_names, hyperparameters, mean_names)
     law = Law(
         "own",
         step,
@@ -118,9 +140,32 @@ def own(
         memory=memory,
         linear=linear,
         scales=False,
-        equations=_own_equations(step, row_names, scalar_names, tuple(hyperparameters)),
+        on_sample=on_sample,
+        samples=sample_names,
+        means=mean_names,
+        trains_head=on_sample is None,
+        equations=(
+            *_rule_equations(on_sample, sample_names, tuple(hyperparameters)),
+            *_own_equations(step, row_names, scalar_names, tuple(hyperparameters)),
+        ),
     )
+    if on_sample is not None:
+        try_rule(law, values_at(hyperparameters, 0.0))
     return Update(law, hyperparameters)
+
+
+def _sample_names(
+    on_sample: Callable[..., Any] | None, samples: tuple[str, ...], means: tuple[str, ...]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Validate the names of values of single samples and of means, and return them."""
+    for argument, names in (("samples", samples), ("means", means)):
+        if names and on_sample is None:
+            raise checks.reject(argument, names, "only used together with on_sample. Set both.")
+        if not all(isinstance(name, str) for name in names) or len(set(names)) < len(names):
+            raise checks.reject(argument, names, 'Use different names, such as ("table",).')
+    if on_sample is not None and not callable(on_sample):
+        raise checks.reject("on_sample", on_sample, "Pass a function of a sample.")
+    return samples, means
 
 
 def _own_equations(
@@ -141,6 +186,22 @@ def _own_equations(
     return (changed, r"W \leftarrow W + \Delta W")
 
 
+def _rule_equations(
+    on_sample: Callable[..., Any] | None,
+    samples: tuple[str, ...],
+    hyperparameters: tuple[str, ...],
+) -> tuple[str, ...]:
+    """Return the rule of single samples as LaTeX, by its name; nothing if there is none."""
+    if on_sample is None:
+        return ()
+    stored = [rf"{parameter_symbol(name)}_\mu" for name in samples]
+    symbols = [hyperparameter_symbol(name) for name in hyperparameters]
+    arguments = ", ".join([r"\lambda_\mu", r"h_\mu", r"s_\mu", *stored, *symbols])
+    outcome = ", ".join([r"g_\mu", *stored])
+    rule = function_symbol(on_sample, "rule")
+    return (rf"\left({outcome}\right) \leftarrow {rule}\left({arguments}\right)",)
+
+
 @dataclass
 class _TrialGradient:
     """A gradient for a trial, which counts how often it is evaluated.
@@ -150,6 +211,7 @@ class _TrialGradient:
 
     function: Callable[[Numeric], Numeric]
     samples: int
+    means: Mapping[str, Scalar] = field(default_factory=dict)
     evaluations: int = field(default=0, init=False)
     noise = squares = sign = None
 
@@ -177,6 +239,7 @@ def _try_step(
     rows: tuple[str, ...],
     scalars: tuple[str, ...],
     hyperparameters: dict[str, Any],
+    means: tuple[str, ...] = (),
 ) -> bool:
     """Raise ValueError for an invalid step, and return whether it is linear in the gradient.
 
@@ -198,7 +261,8 @@ def _try_step(
     def increments(rotation: np.ndarray) -> Increments:
         """The increments at a rotated state and rotated inputs."""
         X = inputs @ rotation
-        gradient = _TrialGradient(lambda rows: jnp.tanh(rows @ X.T) @ X / 3, 3)
+        values = dict.fromkeys(means, 0.7)
+        gradient = _TrialGradient(lambda rows: jnp.tanh(rows @ X.T) @ X / 3, 3, values)
         turned = {
             name: value if value.ndim == 0 else value @ rotation for name, value in state.items()
         }
@@ -229,7 +293,7 @@ def _try_step(
                     f"its increment of {name} does not commute with rotations of the columns, so "
                     "that the overlaps do not obey closed equations. Use only operations that do.",
                 )
-        return _is_linear(step, ("weights", *rows), scalars, traced)
+        return _is_linear(step, ("weights", *rows), scalars, traced, means)
 
 
 def _is_linear(
@@ -237,6 +301,7 @@ def _is_linear(
     rows: tuple[str, ...],
     scalars: tuple[str, ...],
     hyperparameters: dict[str, Any],
+    means: tuple[str, ...] = (),
 ) -> bool:
     """Whether at large D the ODE of a step needs only the mean and the noise of the gradient.
 
@@ -259,7 +324,7 @@ def _is_linear(
 
     def increments(G: np.ndarray) -> dict[str, np.ndarray]:
         """The increments for this gradient; empty if the step evaluates it more than once."""
-        gradient = _TrialGradient(lambda rows: jnp.asarray(G), 1)
+        gradient = _TrialGradient(lambda rows: jnp.asarray(G), 1, dict.fromkeys(means, 0.7))
         step_increments = step(
             jax.tree.map(jnp.asarray, state),
             gradient,

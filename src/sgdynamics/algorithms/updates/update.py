@@ -5,7 +5,7 @@ The chain, direct runs and the ODE follow from the step of its law.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from typing import Any, ParamSpec
@@ -90,10 +90,17 @@ class Update:
     @property
     def parameters(self) -> dict[str, Any]:
         """Hyperparameters as a dictionary that JAX can trace."""
-        return {
-            name: value.parameters if isinstance(value, Update) else pytrees.to_float64(value)
-            for name, value in self.numbers.items()
-        }
+        return {name: trace_hyperparameter(value) for name, value in self.numbers.items()}
+
+    @property
+    def inner_updates(self) -> list[Update]:
+        """Updates among the hyperparameters, also by leaf."""
+        values = [
+            value
+            for entry in self.numbers.values()
+            for value in (entry.values() if isinstance(entry, Mapping) else [entry])
+        ]
+        return [value for value in values if isinstance(value, Update)]
 
     @property
     def moves(self) -> float:
@@ -122,8 +129,7 @@ class Update:
         ValueError
             If the update would average over less than one step.
         """
-        inner = self.numbers.get("of")
-        if isinstance(inner, Update):
+        for inner in self.inner_updates:
             inner.check_memory(D, alpha, unit)
         if not self.law.averaging or any(name not in self.numbers for name in self.law.averaging):
             return
@@ -158,6 +164,11 @@ class Update:
             if isinstance(value, Update):
                 record[name] = value.describe()
                 is_complete = is_complete and record[name].get("rerunnable", True)
+            elif isinstance(value, Mapping):
+                record[name] = {leaf: update.describe() for leaf, update in value.items()}
+                is_complete = is_complete and all(
+                    leaf.get("rerunnable", True) for leaf in record[name].values()
+                )
             else:
                 record[name], is_named = describe_schedule(value)
                 is_complete = is_complete and is_named
@@ -183,6 +194,15 @@ class Update:
         arguments = {**self.numbers, **dict(self.options)}
         checks.reject_unknown(self.kind, changes, arguments)
         return MAKERS[self.kind](**{**arguments, **changes}) if changes else self
+
+
+def trace_hyperparameter(value: Any) -> Any:
+    """Return a hyperparameter, or those of an inner update, as JAX traces them."""
+    if isinstance(value, Update):
+        return value.parameters
+    if isinstance(value, Mapping):
+        return {name: trace_hyperparameter(inner) for name, inner in value.items()}
+    return pytrees.to_float64(value)
 
 
 def maker(function: Callable[Arguments, Update]) -> Callable[Arguments, Update]:

@@ -397,7 +397,8 @@ def advance(
         values, last_finite = output[:-1], output[-1].astype(jnp.int64)
     final = _unpack_values(values, states, runs)
     rows = unpack_rows(layout, final.rows)
-    state = Rows(rows, final.head, final.scalars, final.squares, state.signals)
+    memory = {"squares": final.squares, "vectors": final.vectors}
+    state = Rows(rows, final.head, final.scalars, signals=state.signals, **memory)
     return state, last_finite[:runs], final.records
 
 

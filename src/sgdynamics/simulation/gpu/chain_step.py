@@ -38,7 +38,7 @@ class RunState(NamedTuple):
         Entries of the folded rows, packed by `pack_rows`.
     head : array
         Second-layer weights.
-    scalars, squares : pytree
+    scalars, squares, vectors : pytree
         Memory of the update (optimiser).
     records : pytree
         Records of the observation of the run.
@@ -48,6 +48,7 @@ class RunState(NamedTuple):
     head: Numeric
     scalars: PyTree
     squares: PyTree
+    vectors: PyTree
     records: PyTree
 
 
@@ -138,7 +139,7 @@ def unpack_rows(layout: Layout, packed_rows: Numeric) -> Numeric:
 def pack_states(layout: Layout, state: Rows, records: PyTree) -> RunState:
     """The states of several runs, with a leading axis, and their records in packed form."""
     rows = pack_rows(layout, state.rows)
-    return RunState(rows, state.head, state.scalars, state.squares, records)
+    return RunState(rows, state.head, state.scalars, state.squares, state.vectors, records)
 
 
 # ---- the step
@@ -162,7 +163,13 @@ def step_run(
     )
     # The axis of folds has length 1: the layout has single steps.
     draws = jax.tree.map(lambda leaf: leaf[0], draws)
-    rows = Rows(unpack_rows(layout, state.rows), state.head, state.scalars, state.squares)
+    rows = Rows(
+        unpack_rows(layout, state.rows),
+        state.head,
+        state.scalars,
+        state.squares,
+        vectors=state.vectors,
+    )
     rows, records = step_and_fold(
         layout,
         uniform.model,
