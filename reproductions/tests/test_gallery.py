@@ -374,6 +374,7 @@ JUDGED = (
     "protocols",
     "epochs",
     "sparsity",
+    "stages",
     "tops",
     "statics",
 )

@@ -14,6 +14,7 @@ DOCUMENTS = (
     "scaling_laws",
     "several_inputs",
     "sparsity",
+    "stages",
     "statics",
     "tops",
 )
@@ -35,4 +36,4 @@ def test_quick_figure_reproduces_its_claim(document, number, tmp_path):
 
 def test_all_documents_have_figures():
     assert {document for document, _ in FIGURES} == set(DOCUMENTS)
-    assert len(FIGURES) == 46
+    assert len(FIGURES) == 48

@@ -21,6 +21,7 @@ from sgdynamics_reproductions import (
     scaling_laws,
     several_inputs,
     sparsity,
+    stages,
     statics,
     tops,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "scaling_laws",
     "several_inputs",
     "sparsity",
+    "stages",
     "statics",
     "tops",
 ]

@@ -57,6 +57,7 @@ DOCUMENTS = {
     "epochs": "Epochs (the worth of repeated samples, three orders of samples, unlearning)",
     "depth": "Depth and width (transfer of learning rates, spread, feature learning)",
     "sparsity": "Diagonal networks (from L2 to L1, label noise finds sparsity)",
+    "stages": "Stages and workers (generations, weak to strong, local SGD, delays)",
     "statics": "Statics (the best possible error, hard phases, thresholds, best weight decay)",
 }
 
