@@ -141,7 +141,8 @@ def _draw(data: xr.Dataset) -> Any:
     for row, name in enumerate(data.mixture.values):
         axes[0].plot(data.alpha, data.excess_risk[row], color=f"C{row}", label=name)
         draw_runs(axes[0], LENGTH * data.generation, data.excess_risk_runs[row], f"C{row}")
-    axes[0].set(xlabel="samples / $d$", ylabel="excess risk on the truth", ylim=(0, 0.12))
+    axes[0].set(xlabel="samples / $d$", ylabel="excess risk on the truth")
+    axes[0].set(yscale="log", ylim=(0.01, 1.5))  # room for the legend
     axes[1].plot(data["count"], data.best_share, "o-", label="linear students")
     axes[1].axhline(GOLDEN, color="grey", ls="--", label="golden ratio")
     axes[1].set(xlabel="generations", ylabel="best share of real labels")

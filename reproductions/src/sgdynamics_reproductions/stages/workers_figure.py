@@ -21,7 +21,7 @@ from sgdynamics.base import checks
 from sgdynamics_reproductions.drawing import draw_runs, finish, panels
 
 DIMENSION, LAST = 250, 8.0
-LENGTHS = (0.125, 0.5, 1.0, 2.0)  # rounds of workers with different teachers, in samples/d
+LENGTHS = (0.5, 1.0, 2.0)  # rounds of workers with different teachers, in samples/d
 TRIED_DELAYS = (0.2, 1.0, 3.0)  # in units of d steps
 FACTORS = (0.9, 1.1)  # of the largest stable rate
 
