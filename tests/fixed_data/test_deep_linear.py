@@ -308,6 +308,35 @@ def test_batches_of_a_data_set_in_the_limit():
     assert np.allclose(whole.excess_risk, solve(PROBLEM, DESCENT, steps=STEPS).excess_risk)
 
 
+# The best rate over widths 1, 2, 4, 8, 16, and the excess u^T C u there, after 20 steps
+TRANSFER = {
+    "mup": ([0.086, 0.060, 0.048, 0.042, 0.039], [0.066, 0.043, 0.033, 0.029, 0.027]),
+    "ntk": ([0.086, 0.073, 0.063, 0.058, 0.055], [0.066, 0.047, 0.037, 0.032, 0.030]),
+    "standard": ([0.086, 0.048, 0.024, 0.011, 0.0052], [0.066, 0.060, 0.047, 0.038, 0.033]),
+    "mup, data set": ([0.140, 0.113, 0.080, 0.065, 0.058], [0.228, 0.212, 0.202, 0.195, 0.190]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRANSFER)
+def test_best_rates_over_width(name):
+    """Reference values of the best rates, to their digits; rates a fifth away are worse."""
+    rates, expected = TRANSFER[name]
+    for width, rate, excess in zip((1, 2, 4, 8, 16), rates, expected, strict=True):
+        problem = PROBLEM.replace(
+            width_per_dimension=float(width), parametrisation=name.split(",")[0]
+        )
+        values = []
+        for factor in (1 / 1.2, 1.0, 1.2):
+            if "data" in name:
+                result = solve(problem, DESCENT.replace(lr=factor * rate), steps=[20])
+            else:
+                result = fresh(problem, sgd.OnePassSGD(lr=factor * rate), 1.0, [20])
+            values.append(twice(result.excess_risk)[0])
+        assert abs(values[1] - excess) < 6e-4, width
+        assert values[1] < min(values[0], values[2]), width
+
+
 def test_unsupported_combinations_raise():
     any_solver: Any = sgd.solve_ode
     one_pass = sgd.OnePassSGD(lr=0.1)

@@ -86,13 +86,29 @@ def test_lora_learning_curve():
     start = sgd.start(problem, M=[[0.05, -0.1, 0.3]], Q=[[1.0]], top={"B": [[0.3], [0.1]]})
     with full_optimisation():
         result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), start, times=[0, 10.0])
-    # four fields and the label noise are sampled: the result states its error
-    relative = result.attrs["error_quadrature"]
-    assert relative < 3e-3
-    np.testing.assert_allclose(result.risk[0], [0.06710072, 0.04491619], rtol=3e-3)
+        zero = sgd.start(problem, M=[[0.05, -0.1, 0.1]], Q=[[1.0]], top={"B": np.zeros((2, 1))})
+        plateau = sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), zero, times=[10.0])
+    # erf: all moments are closed, also for two units
+    np.testing.assert_allclose(result.risk[0], [0.06710072, 0.04491619], atol=1e-8)
     final = result.isel(run=0, time=-1)
-    np.testing.assert_allclose(final.M[0, 2], 0.60844514, atol=3e-3)
-    np.testing.assert_allclose(final["top.B"][:, 0], [0.29688382, -0.03593961], atol=3e-3)
+    values = [final.M[0, 2], final.Q[0, 0], *final["top.B"][:, 0]]
+    np.testing.assert_allclose(values, [0.60844514, 1.01828769, 0.29688382, -0.03593961], atol=1e-8)
+    assert float(plateau.risk[0, 0]) == pytest.approx(0.06128615, abs=1e-8)
+
+
+@pytest.mark.slow
+def test_runs_of_lora_differ_from_the_limit_by_a_multiple_of_1_over_d():
+    gram = [[1, 0.3, 0.2], [0.3, 1, 0], [0.2, 0, 1]]
+    problem = sgd.models.lora(gram=gram, noise=0.01)
+    zero = sgd.start(problem, M=[[0.05, -0.1, 0.1]], Q=[[1.0]], top={"B": np.zeros((2, 1))})
+    limit = float(sgd.solve_ode(problem, sgd.OnePassSGD(lr=1.0), zero, times=[10.0]).Q[0, 0, 0, 0])
+    for d, runs in ((100, 1000), (200, 1000)):
+        chain = sgd.simulate(
+            problem, sgd.OnePassSGD(lr=1.0), zero, times=[10.0], dimension=d, runs=runs
+        )
+        Q = chain.Q.values[:, 0, 0, 0]
+        # -0.52(2)/d, with a correction of order 1/d^2
+        assert abs(d * (Q.mean() - limit) + 0.52) < 5 * d * Q.std() / np.sqrt(runs) + 0.06
 
 
 @pytest.mark.slow

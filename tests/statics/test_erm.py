@@ -236,6 +236,48 @@ def test_max_margin_reference_values():
     np.testing.assert_allclose(result.error, [0.265711, 0.188479, 0.093827], atol=6e-7)
 
 
+def test_max_margin_of_many_samples():
+    """The margin solves its two equations, with the integrals in closed form for large alpha.
+
+    Close to the boundary the density of u = abs(z) is constant, sqrt(2/pi), so that margin and
+    error decrease as 1/alpha, with the error near 0.5005/alpha.
+    """
+    result = sgd.max_margin(binary(SIGN), [100.0, 1000.0])
+    np.testing.assert_allclose(result.margin * result.alpha, [1.00440, 1.00446], rtol=2e-5)
+    np.testing.assert_allclose(result.error * result.alpha, [0.50040, 0.50049], rtol=2e-5)
+    assert result.attrs["error_quadrature"] < 1e-8
+    # brute force: the margin at the cosine of the solution, by a Riemann sum over u
+    cosine, kappa = result.M.values[0].item(), result.margin.values[0]
+    sine = np.sqrt(1 - cosine**2)
+    u = (np.arange(400_000) + 0.5) * 2e-5
+    a = (kappa - cosine * u) / sine
+    above = (1 + a**2) * special.ndtr(a) + a * np.exp(-(a**2) / 2) / np.sqrt(2 * np.pi)
+    total = 100.0 * np.sum(np.sqrt(2 / np.pi) * np.exp(-(u**2) / 2) * above) * 2e-5
+    assert total == pytest.approx(1.0, rel=1e-6)
+
+
+def test_a_jump_across_two_signals_is_that_of_one():
+    """sign(z1 + 2 z2 - 0.3) has the predictor of sign(sqrt(5) z - 0.3)."""
+    two = sgd.MultiIndex(lambda z: z[0] + 2 * z[1] - 0.3, 2, 1, "linear", labels=SIGN,
+                         kinks=[((1.0, 2.0), 0.3)])  # fmt: skip
+    single = sgd.MultiIndex(lambda z: jnp.sqrt(5.0) * z[0] - 0.3, 1, 1, "linear", labels=SIGN)
+    first, second = (fit(problem, 1.5, 0.075, "logistic") for problem in (two, single))
+    direction = np.array([1.0, 2.0]) / np.sqrt(5)
+    np.testing.assert_allclose(first.M.values[0], second.M.item() * direction, rtol=1e-7)
+    for name in ("Q", "train_risk", "error"):
+        assert first[name].item() == pytest.approx(second[name].item(), rel=1e-7)
+
+
+def test_noise_without_a_mean():
+    problem = linear(sgd.labels.cauchy(0.3))
+    result = sgd.erm(problem, 1.7, weight_decay=0.08, loss="huber")
+    assert np.isinf(result.risk.item())
+    assert np.isinf(result.train_risk.item())
+    assert result.M.item() == pytest.approx(0.834, abs=2e-3)
+    with pytest.raises(ValueError, match=r"weight_decay = 'best'.*infinite"):
+        sgd.erm(problem, 1.7, weight_decay="best", loss="huber")
+
+
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [

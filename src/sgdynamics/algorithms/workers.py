@@ -135,16 +135,16 @@ class Workers:
         dict
             "kind" and the arguments.
         """
-        problems = self.problems
-        record = {
+        inner = self.algorithm.describe()
+        problems = [problem.describe() for problem in self.problems or ()]
+        rerunnable = all(record.pop("rerunnable", True) for record in (inner, *problems))
+        record: dict[str, Any] = {
             "kind": "Workers",
-            "algorithm": self.algorithm.describe(),
+            "algorithm": inner,
             "workers": self.workers,
             "every": self.every,
             "outer_lr": self.outer_lr,
             "outer_momentum": self.outer_momentum,
-            "rerunnable": False,
         }
-        return record | (
-            {} if problems is None else {"problems": [problem.describe() for problem in problems]}
-        )
+        record |= {"problems": problems} if problems else {}
+        return record if rerunnable else {**record, "rerunnable": False}

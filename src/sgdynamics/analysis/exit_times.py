@@ -12,9 +12,11 @@ import numpy as np
 
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.algorithms.workers import Workers
 from sgdynamics.analysis.exit_dmft import dmft_exits
 from sgdynamics.analysis.exit_requests import (
     CRITERION,
+    MAX_TIME_PER_UNIT,
     METHOD,
     METHODS,
     THRESHOLD,
@@ -23,7 +25,9 @@ from sgdynamics.analysis.exit_requests import (
 )
 from sgdynamics.analysis.exit_results import ExitTimes, exit_time_of, warn_of_missing_exits
 from sgdynamics.analysis.exit_simulation import simulate_exits
+from sgdynamics.analysis.exit_workers import exits_of_workers
 from sgdynamics.analysis.plateau_growth import warn_if_no_growth
+from sgdynamics.base import checks
 from sgdynamics.base.devices import choose_devices
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import shared_meter
@@ -41,7 +45,7 @@ __all__ = ["METHODS", "ExitTimes", "exit_time", "exit_time_of"]
 @float64
 def exit_time(
     problem: Problem | SpikedTensor | Dynamics,
-    algorithm: OnePassSGD | FixedData,
+    algorithm: OnePassSGD | FixedData | Workers,
     start: Start | SpikedStart | Any,
     *,
     threshold: float = THRESHOLD,
@@ -63,8 +67,9 @@ def exit_time(
     ----------
     problem : Problem, SpikedTensor or Dynamics
         The learning problem.
-    algorithm : OnePassSGD, or an algorithm on a fixed data set
-        The training algorithm.
+    algorithm : OnePassSGD, Workers, or an algorithm on a fixed data set
+        The training algorithm. With ``Workers`` the exit is that of the mean of their rows,
+        interpolated between 16 points of each round (by the ODE with a fine grid around it).
     start : Start, SpikedStart or dict
         Initial condition. A start with one run is repeated for all runs.
     threshold : float, default 0.2
@@ -125,6 +130,21 @@ def exit_time(
     >>> round(sgd.exit_time(problem, sgd.OnePassSGD(lr=0.1), start, threshold=0.5).mean, 3)
     0.795
     """
+    if isinstance(algorithm, Workers):
+        return exits_of_workers(
+            problem,
+            algorithm,
+            start,
+            threshold=threshold,
+            method=method,
+            criterion=criterion,
+            max_time=_max_time(problem, max_time),
+            runs=runs,
+            seed=seed,
+            dimension=dimension,
+            progress=progress,
+            devices=devices,
+        )
     used_devices = choose_devices(devices)
     request = prepare_exits(
         problem,
@@ -150,6 +170,13 @@ def exit_time(
     with shared_meter("exit times, ode", 1.0, request.call.progress):
         solved = raise_if_error(run_cases([request.ode_case()])[0])
     return finish_exits(request, solved)
+
+
+def _max_time(problem: Any, max_time: float | None) -> float:
+    """The time up to which runs are followed."""
+    if max_time is None:
+        return MAX_TIME_PER_UNIT * getattr(problem, "width", 1)
+    return checks.number("max_time", max_time, above=0.0)
 
 
 def finish_exits(request: ExitRequest, solved: IntegrationResult | None) -> ExitTimes:

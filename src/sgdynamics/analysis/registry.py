@@ -69,6 +69,7 @@ ENTRIES = [
         "sgdynamics.analysis.exit_times:exit_time",
         unsupported={
             "static head": None,
+            "workers": None,
             "other batch": INTEGER_BATCH,
             "fixed data": (
                 'the ODE describes fresh samples. Use method="dmft" or method="direct" on a fixed '
@@ -90,6 +91,7 @@ ENTRIES = [
             "other batch": INTEGER_BATCH,
             "message passing": NO_MESSAGE_PASSING,
             "delayed update": None,
+            "workers": None,
         },
         example={"method": "exact", "dimension": 50},
         label_noise="any",

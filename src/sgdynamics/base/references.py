@@ -1075,6 +1075,17 @@ REFERENCES: dict[str, Reference] = {
             "eprint": "1805.09767",
         },
     ),
+    "stich2018sparsified": Reference(
+        "inproceedings",
+        "Stich, Sebastian U. and Cordonnier, Jean-Baptiste and Jaggi, Martin",
+        "Sparsified {SGD} with memory",
+        2018,
+        {
+            "booktitle": NEURIPS,
+            "volume": "31",
+            "eprint": "1809.07599",
+        },
+    ),
     "douillard2023diloco": Reference(
         "misc",
         (
@@ -1200,6 +1211,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "updates.clipped": ("pascanu2013difficulty", "abadi2016deep"),
     "updates.normalised": ("nesterov1984minimization", "cutkosky2020momentum"),
     "updates.reuse": ("dandi2024benefits",),
+    "updates.sparse": ("stich2018sparsified",),
     "updates.sam": ("foret2021sharpness",),
     "updates.muon": ("jordan2024muon",),
     "updates.adagrad_norm": ("ward2019adagrad",),

@@ -159,7 +159,11 @@ def methods() -> dict[str, tuple[Question, Method]]:
 
 
 def method_name(result_attribute: str) -> str:
-    """The name of the method in problem files, from the attribute ``method`` of a result."""
+    """The name of the method in problem files, from the attribute ``method`` of a result.
+
+    That of a result of stages is "stages of" and the attribute of a single stage.
+    """
+    result_attribute = result_attribute.rpartition(" of ")[2]
     return result_attribute.removeprefix("solve_").removeprefix("simulate-")
 
 

@@ -80,8 +80,9 @@ INTEGER_BATCH = (
     "sgd.solve_sde and sgd.optimal_protocol."
 )
 NO_WORKERS = (
-    "several workers are supported by sgd.solve_ode, sgd.solve_sde and sgd.simulate only. Use "
-    "sgd.OnePassSGD(...); for short rounds workers.short_rounds is the same."
+    "several workers are supported by sgd.solve_ode, sgd.solve_sde, sgd.simulate, sgd.exit_time "
+    "and sgd.sweep only. Use sgd.OnePassSGD(...); for short rounds workers.short_rounds is the "
+    "same."
 )
 NO_STUDENTS = (
     "several students are supported by sgd.solve_ode, sgd.solve_sde and sgd.simulate only. Use a "

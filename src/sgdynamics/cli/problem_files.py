@@ -8,6 +8,8 @@ Every key is checked before anything is computed. The tables of a problem file a
                              the command's table, else that of [run], else that of the spectrum
     [run]                    methods, one of times, alpha and steps, and dimension, runs, seed;
                              [run.ode], [run.exact], ...: further arguments of one method
+    [[stages]]               the stages of `sgd.stages`, in place of the save points of [run]
+                             (`cli.stage_tables`)
     [exit_time], [hessian]   arguments of `exit_time` (with methods) and `hessian_spectrum`
     [sweep], [sweep.over]    a solver, its arguments, and the parameters to vary
 
@@ -35,6 +37,7 @@ from sgdynamics.analysis.landscape import hessian_spectrum
 from sgdynamics.base import checks, registry
 from sgdynamics.base.files import read_toml, require_file
 from sgdynamics.base.registry import CLOCKS, RUN_KEYS, Method
+from sgdynamics.cli.stage_tables import STAGE_METHODS, stages_from
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
@@ -43,8 +46,20 @@ from sgdynamics.results.datasets import decode, encode
 from sgdynamics.results.records import STATING_START, algorithm_from, problem_from, start_of
 from sgdynamics.results.states import start_from
 from sgdynamics.results.storage import groups_in, load
+from sgdynamics.solvers.stage_plan import Stage
+from sgdynamics.solvers.stages import stages as solve_stages
 
-TABLES = ("title", "problem", "algorithm", "start", "run", "exit_time", "hessian", "sweep")
+TABLES = (
+    "title",
+    "problem",
+    "algorithm",
+    "start",
+    "run",
+    "exit_time",
+    "hessian",
+    "sweep",
+    "stages",
+)
 MAX_STATEMENT_LENGTH = 50_000  # characters; HDF5 limits attributes to 64 kB
 # Attributes of a result that are arguments of the solver which made it.
 RECORDED_ARGUMENTS = (
@@ -76,6 +91,8 @@ class RunPlan:
         The clock of the save points (times, alpha or steps) and their values.
     calls : dict of str to dict
         The other arguments of each method.
+    stages : list of Stage or None
+        The stages, for `sgd.stages`; None for a single one.
     """
 
     record: dict[str, Any]
@@ -84,6 +101,7 @@ class RunPlan:
     start: Start | MeanFieldStart | SpikedStart | dict[str, Any] | None
     save_points: dict[str, Any]
     calls: dict[str, dict[str, Any]]
+    stages: list[Stage] | None = None
 
 
 def is_random(method: str) -> bool:
@@ -107,7 +125,7 @@ def read(path: str | Path) -> dict[str, Any]:
         return next(iter(statements(file)))
     record = read_toml(file)
     checks.reject_unknown("the file", record, TABLES)
-    for name in TABLES[1:]:
+    for name in TABLES[1:-1]:
         if not isinstance(record.get(name, {}), Mapping):
             raise checks.reject(
                 name, record[name], f"this must be a table. Write [{name}] with its keys below it."
@@ -256,11 +274,26 @@ def plan(record: Mapping[str, Any]) -> RunPlan:
             )
     problem, algorithm = problem_from(record["problem"]), algorithm_from(record["algorithm"])
     calls = {name: _method_arguments(name, table, problem) for name in names}
-    save_points = _save_points("[run]", table)
-    for name in names:
-        _check_clock(name, methods[name][1], next(iter(save_points)))
+    stages = stages_from(record)
+    if stages is None:
+        save_points = _save_points("[run]", table)
+        for name in names:
+            _check_clock(name, methods[name][1], next(iter(save_points)))
+    else:
+        save_points = {}
+        _check_stages(names, table)
     start = None if _starts_by_itself(algorithm, record) else _start(problem, record, table)
-    return RunPlan(dict(record), problem, algorithm, start, save_points, calls)
+    return RunPlan(dict(record), problem, algorithm, start, save_points, calls, stages)
+
+
+def _check_stages(names: list[str], table: Mapping[str, Any]) -> None:
+    """Raise ValueError for methods and save points that stages do not support."""
+    for name in names:
+        checks.choice("run.methods", name, STAGE_METHODS)
+    for clock in CLOCKS:
+        if clock in table:
+            fix = "each of the [[stages]] has its own. Remove it."
+            raise checks.reject(f"run.{clock}", table[clock], fix)
 
 
 def _method_arguments(
@@ -304,9 +337,12 @@ def solve(run_plan: RunPlan, method_name: str, progress: bool | None = None) -> 
         # A spiked tensor has no width; the solver raises an error for it.
         width = getattr(run_plan.problem, "width", 1)
         save_points["times"] = np.asarray(save_points["times"]) / width
-    result = solver(
-        run_plan.problem, run_plan.algorithm, run_plan.start, **save_points, **arguments
-    )
+    if run_plan.stages is not None:
+        result = solve_stages(solver, run_plan.stages, run_plan.start, **arguments)
+    else:
+        result = solver(
+            run_plan.problem, run_plan.algorithm, run_plan.start, **save_points, **arguments
+        )
     statement = encode(run_plan.record)
     if len(statement) <= MAX_STATEMENT_LENGTH:
         result.attrs["statement"] = statement

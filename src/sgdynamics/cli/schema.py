@@ -20,12 +20,14 @@ from sgdynamics.analysis.landscape import hessian_spectrum
 from sgdynamics.base import registry
 from sgdynamics.base.registry import CLOCKS, RUN_KEYS
 from sgdynamics.cli import problem_files
+from sgdynamics.cli.stage_tables import STAGE_KEYS
 from sgdynamics.problems.activations import NAMED
 from sgdynamics.problems.losses import LOSSES
 from sgdynamics.problems.mixture import CLUSTERS, GaussianMixture
 from sgdynamics.problems.models import MODELS
 from sgdynamics.problems.starts import random_start, start
 from sgdynamics.results import records
+from sgdynamics.solvers.stage_plan import Stage
 
 Schema = dict[str, Any]
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
@@ -97,8 +99,29 @@ def problem_file_schema() -> Schema:
             ),
             "hessian": _call_schema(hessian_spectrum, (), {}),
             "sweep": _sweep_schema(),
+            "stages": _stages_schema(),
         },
+        # Stages have save points of their own, in place of those of [run].
+        "if": {"required": ["stages"]},
+        "then": {"properties": {"run": {"not": {"anyOf": [{"required": [c]} for c in CLOCKS]}}}},
+        "else": {"properties": {"run": {"oneOf": [{"required": [c]} for c in CLOCKS]}}},
     }
+
+
+def _stages_schema() -> Schema:
+    """The list of stages, each with changes of the problem and the algorithm of the file."""
+    texts = descriptions(Stage)
+    properties: dict[str, Any] = {
+        name: {"description": texts[name]} if name in texts else {} for name in STAGE_KEYS
+    }
+    properties |= {name: {"type": "object"} for name in ("problem", "algorithm")}
+    stage = {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        "oneOf": [{"required": [clock]} for clock in CLOCKS],
+    }
+    return {"type": "array", "minItems": 1, "items": stage}
 
 
 def _problems() -> dict[str, Schema]:
@@ -260,7 +283,6 @@ def _run_schema() -> Schema:
         "type": "object",
         "description": "Solvers and simulations, and the points at which they are saved.",
         "required": ["methods"],
-        "oneOf": [{"required": [clock]} for clock in CLOCKS],
         "additionalProperties": False,
         "properties": {"methods": _names_of(methods), **_clocks(), **keys, **tables},
     }

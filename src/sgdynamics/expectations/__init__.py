@@ -21,6 +21,7 @@ class              losses and samples                          error estimate
                    correlation loss
 `LabelSums`        networks with a law of binary labels,       replicates of scrambled Sobol points
                    any other loss
+`LowRankMoments`   frozen networks with an update of low rank  that of the network of the units
 `ClassGrids`       softmax losses of two or three classes      a second grid, shifted, with fewer
                    whose label is the largest signal, one or   nodes in each sector
                    two units

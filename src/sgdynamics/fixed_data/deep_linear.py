@@ -236,7 +236,7 @@ def initial_state(
         residual=jnp.zeros(samples),
         input_backward=jnp.zeros(inputs),
         backward=jnp.zeros((hidden_layers, directions)),
-        rose_at=jnp.full((), -1),
+        rose_at=jnp.full((), -1, jnp.int64),
     )
     if setup.is_fresh:
         return state

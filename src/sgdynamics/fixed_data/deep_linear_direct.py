@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -95,12 +96,11 @@ def loss(
 
 def _draw_data(setup: DirectSetup, parameters: DirectParameters, key: RandomKey) -> DataSet:
     """A data set, or a batch."""
-    input_key, noise_key = jax.random.split(key)
-    shape = (setup.samples, setup.dimension)
-    inputs = parameters.deviations * jax.random.normal(input_key, shape, jnp.float64)
-    noise = jax.random.normal(noise_key, (setup.samples,), jnp.float64)
-    deviation = jnp.sqrt(parameters.values.problem["noise"])
-    return DataSet(inputs, inputs @ parameters.teacher + deviation * noise)
+    # One draw, because each compiles for a second.
+    normals = jax.random.normal(key, (setup.samples, setup.dimension + 1), jnp.float64)
+    inputs = parameters.deviations * normals[:, :-1]
+    noise = jnp.sqrt(parameters.values.problem["noise"]) * normals[:, -1]
+    return DataSet(inputs, inputs @ parameters.teacher + noise)
 
 
 def initial_state(
@@ -108,20 +108,22 @@ def initial_state(
 ) -> DirectState:
     """The weights and the data set of a run before its first step."""
     N, scale = setup.width, parameters.values.problem["start_scale"]
-    key = jax.random.fold_in(key, FIRST_STEP)
-    first, later, head, data = (jax.random.fold_in(key, index) for index in range(4))
+    weight_key, data_key = jax.random.split(jax.random.fold_in(key, FIRST_STEP))
     shapes = (N, setup.dimension), (setup.depth - 2, N, N), (N,)
     columns = (setup.dimension, N, N)
+    sizes = [math.prod(shape) for shape in shapes]
+    normals = scale * jax.random.normal(weight_key, (sum(sizes),), jnp.float64)
+    flat_layers = jnp.split(normals, np.cumsum(sizes)[:-1])
     layers = Layers(
         *(
-            scale / np.sqrt(count) * jax.random.normal(layer_key, shape, jnp.float64)
-            for layer_key, shape, count in zip((first, later, head), shapes, columns, strict=True)
+            flat_layer.reshape(shape) / np.sqrt(count)
+            for flat_layer, shape, count in zip(flat_layers, shapes, columns, strict=True)
         )
     )
     return DirectState(
         layers,
         jax.tree.map(jnp.zeros_like, layers) if setup.velocity else None,
-        None if setup.is_fresh else _draw_data(setup, parameters, data),
+        None if setup.is_fresh else _draw_data(setup, parameters, data_key),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 import numpy as np
@@ -55,6 +56,49 @@ class LayerDraws:
         return np.concatenate(self._sets)[:count]
 
 
+@dataclass(frozen=True)
+class BasisLimit:
+    """The largest number of directions of a matrix.
+
+    Attributes
+    ----------
+    paths : int
+        Total number of paths.
+    replicates : int
+        Number of replicates that share the paths.
+    rank : int or None
+        Limit of the user. Defaults to a tenth of the neurons of a replicate.
+    """
+
+    paths: int
+    replicates: int
+    rank: int | None = None
+
+    @property
+    def neurons(self) -> int:
+        """Neurons per layer and replicate, a power of two."""
+        return 1 << round(math.log2(max(self.paths / self.replicates, 1)))
+
+    @property
+    def directions(self) -> int:
+        """The limit."""
+        return self.neurons // NEURONS_PER_DIRECTION if self.rank is None else self.rank
+
+    def error(self, directions: int, position: str) -> ValueError:
+        """The error for a basis above the limit, at this step."""
+        reason = f"the basis had {directions} directions at {position}, above its limit"
+        remedy = "a larger tolerance, method=sgd.DMFT(tolerance=0.01), or fewer steps"
+        if self.rank is not None:
+            return checks.reject("rank", self.rank, f"{reason}. Use a larger rank, {remedy}.")
+        needed = 1 << math.ceil(math.log2(NEURONS_PER_DIRECTION * directions))
+        fix = (
+            f"{reason} {self.directions}, a tenth of the {self.neurons} neurons of each of the "
+            f"{self.replicates} replicates: a finite network is as good. Use paths = "
+            f"{self.replicates * needed} or more, {remedy}; or train a network."
+        )
+        return checks.reject("paths", self.paths, fix)
+
+
 class WideSweep:
     """One replicate of a sweep: its neurons, and their way through the save points.
 
@@ -68,7 +112,7 @@ class WideSweep:
         Square root (point, draw) of the kernel of the inputs, of training and then of test inputs.
     neurons : int
         Number of sampled neurons per layer.
-    limit : int
+    limit : BasisLimit
         Largest number of directions of a matrix.
     key : tuple of int
         Seed, replicate and purpose.
@@ -80,7 +124,7 @@ class WideSweep:
         parameters: WideParameters,
         root: np.ndarray,
         neurons: int,
-        limit: int,
+        limit: BasisLimit,
         key: tuple[int, ...],
     ) -> None:
         self.setup, self.parameters, self.root = setup, parameters, root
@@ -96,7 +140,7 @@ class WideSweep:
     ) -> dict[str, np.ndarray]:
         """Observables (time, ...) at the save points."""
         setup, parameters = self.setup, self.parameters
-        largest = self.limit + setup.samples
+        largest = self.limit.directions + setup.samples
         capacity = min(SMALLEST_CAPACITY + STEPS_OF_DIRECTIONS * setup.samples, largest)
         draws = self._table(capacity)
         at_start = np.concatenate([draws[0][1 : 1 + setup.samples], draws[0][:1]])
@@ -131,17 +175,8 @@ class WideSweep:
 
     def _require_room(self, step: int, steps: int) -> None:
         """Raise ValueError if the basis has its largest size."""
-        if self.directions <= self.limit:
-            return
-        needed = NEURONS_PER_DIRECTION * self.directions
-        fix = (
-            f"the basis had {self.directions} directions at step {step} of {steps}, above its "
-            f"limit {self.limit}. A basis above a tenth of the {self.neurons} neurons of a "
-            f"replicate makes a finite network as good. Use at least {needed} paths per "
-            "replicate, a larger tolerance, method=sgd.DMFT(tolerance=0.01), or fewer steps; or "
-            "train a network."
-        )
-        raise checks.reject("paths", self.neurons, fix)
+        if self.directions > self.limit.directions:
+            raise self.limit.error(self.directions, f"step {step} of {steps}")
 
 
 def _with_capacity(state: WideState, capacity: int) -> WideState:
@@ -185,8 +220,3 @@ def kernel_root(inputs: np.ndarray, test_inputs: np.ndarray) -> tuple[np.ndarray
     all_roots[:count, :count], all_roots[count:, :count] = root, test_root
     all_roots[count:, count] = own
     return np.concatenate([kernel, test_kernel]), all_roots
-
-
-def largest_basis(neurons: int) -> int:
-    """Largest number of directions of a matrix that this many neurons sample well."""
-    return math.floor(neurons / NEURONS_PER_DIRECTION)

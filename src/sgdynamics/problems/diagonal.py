@@ -211,6 +211,9 @@ class DiagonalNetwork(HasEquations):
 
             a = P(b + sqrt(E/alpha) z),     E[P'] = alpha
 
+        Weights near 0 move at the rate c, so that small starts come close to it after the time 1/c
+        only. Steps of finite size end near it: their c depends on the coordinate.
+
         Parameters
         ----------
         samples_per_dimension : float

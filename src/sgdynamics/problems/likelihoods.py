@@ -152,6 +152,12 @@ class AdditiveLaw(LabelDistribution):
             return True
         return bool(np.isfinite(laws.half_moments(self.noise_law, parameters["noise_law"])[1]))
 
+    def has_mean(self, parameters: Parameters) -> bool:
+        """Return whether the mean absolute value of the noise is finite."""
+        if self.noise_law is None:
+            return True
+        return bool(np.isfinite(laws.half_moments(self.noise_law, parameters["noise_law"])[0]))
+
     def scale(self, parameters: Parameters) -> Float[Numeric, ""]:
         """Return the scale of the standard law of the noise."""
         scale = jnp.sqrt(parameters["noise"])

@@ -16,6 +16,7 @@ from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import ALGORITHMS, FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.algorithms.updates.update import MAKERS, Update
+from sgdynamics.algorithms.workers import Workers
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.controls import is_scheduled, piecewise_rate
@@ -48,6 +49,7 @@ KINDS: dict[str, Callable[..., Any]] = {
     **ALGORITHMS,
     "EpochSGD": EpochSGD,
     "AMP": AMP,
+    "Workers": Workers,
 }
 
 
@@ -91,10 +93,11 @@ def _user_function_error(argument: str, values: Mapping[str, Any]) -> ValueError
     return checks.reject(f"{argument} kind", values.get("kind"), fix)
 
 
-def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
+def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData | Workers:
     """The algorithm that a record states: {"kind": "OnePassSGD", "lr": 0.1, ...}.
 
-    A schedule is {"edges": [...], "rates": [...]}.
+    A schedule is {"edges": [...], "rates": [...]}. Workers have the record of their algorithm and,
+    if they differ, those of their problems.
     """
     values = _plain_record("algorithm", record)
     if not values.pop("rerunnable", True):
@@ -111,6 +114,13 @@ def algorithm_from(record: Mapping[str, Any]) -> OnePassSGD | FixedData:
         values["rescale"] = bool(rescale) if rescale in (0, 1) else rescale
     if isinstance(values.get("update"), Mapping):
         values["update"] = update_from(values["update"])
+    if isinstance(values.get("algorithm"), Mapping):
+        values["algorithm"] = algorithm_from(values["algorithm"])
+    if isinstance(values.get("problems"), (list, tuple)):
+        values["problems"] = [
+            problem_from(problem) if isinstance(problem, Mapping) else problem
+            for problem in values["problems"]
+        ]
     return KINDS[kind](**values)
 
 

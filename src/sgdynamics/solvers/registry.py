@@ -226,6 +226,7 @@ ENTRIES = [
             "diagonal": None,
             "static head": None,
             "delayed update": None,
+            "workers": None,
         },
         example={"solver": "simulate", "steps": [1], "dimension": 50, "over": {"lr": [0.1]}},
         label_noise="any",

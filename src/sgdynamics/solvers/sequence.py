@@ -106,7 +106,7 @@ def join_results(
     joined = xr.concat(complete, dim="time", coords="minimal", compat="override", join="exact")
     last = results[-1]
     ends = {name: last[name] for name in END_COORDINATES if name in last.coords}
-    method = f"{coordinate}s of {solver}"
+    method = f"{coordinate}s of {last.attrs.get('method', solver)}"
     attributes = _join_attributes(results, coordinate, records) | {"method": method}
     return joined.assign_coords(ends).assign_attrs(attributes)
 

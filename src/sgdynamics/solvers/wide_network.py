@@ -21,9 +21,9 @@ from sgdynamics.fixed_data.options import DMFT
 from sgdynamics.fixed_data.wide_network import WideParameters, WideSetup
 from sgdynamics.fixed_data.wide_network_runs import (
     NEURONS_PER_DIRECTION,
+    BasisLimit,
     WideSweep,
     kernel_root,
-    largest_basis,
 )
 from sgdynamics.problems.wide_network import WideNetwork
 from sgdynamics.results.build import build_result, divergence_warning, evaluate_observables
@@ -48,9 +48,10 @@ def solve_wide_network(arguments: DMFTArguments) -> xr.Dataset:
     call = arguments.validate()
     paths, replicates = arguments.paths, arguments.replicates
     replicates = checks.integer("replicates", replicates, 2)
-    neurons = _neurons(problem, paths, replicates)
-    limit = largest_basis(neurons) if method.rank is None else method.rank
-    _require_memory(problem, neurons, limit, paths)
+    limit = BasisLimit(checks.integer("paths", paths, 1), replicates, method.rank)
+    _require_neurons(problem, limit)
+    neurons = limit.neurons
+    _require_memory(problem, neurons, limit.directions, paths)
     work = float(call.save_steps[-1]) * replicates * (1 + 1 / REDUCTION)
     label = f"wide network, {replicates} times {neurons} neurons"
     full: list[States] = []
@@ -90,10 +91,9 @@ def _tolerance(method: DMFT) -> float:
     return TOLERANCE if method.tolerance == DEFAULT_OPTIONS.tolerance else method.tolerance
 
 
-def _neurons(problem: WideNetwork, paths: int, replicates: int) -> int:
-    """Neurons per layer and replicate, a power of two; ValueError if a network is as good."""
-    paths = checks.integer("paths", paths, 1)
-    neurons = 1 << round(math.log2(max(paths / replicates, 1)))
+def _require_neurons(problem: WideNetwork, limit: BasisLimit) -> None:
+    """Raise ValueError if the neurons are so few that a finite network is as good."""
+    neurons, replicates = limit.neurons, limit.replicates
     needed = 1 << math.ceil(math.log2(2 * NEURONS_PER_DIRECTION * problem.samples))
     if neurons < needed:
         fix = (
@@ -101,8 +101,7 @@ def _neurons(problem: WideNetwork, paths: int, replicates: int) -> int:
             f"{problem.samples} inputs span at least as many directions. With so few neurons a "
             f"finite network is as good. Use paths = {replicates * needed} or more."
         )
-        raise checks.reject("paths", paths, fix)
-    return neurons
+        raise checks.reject("paths", limit.paths, fix)
 
 
 def _require_memory(problem: WideNetwork, neurons: int, limit: int, paths: int) -> None:
@@ -115,7 +114,7 @@ def _require_memory(problem: WideNetwork, neurons: int, limit: int, paths: int) 
 
 
 def _sweep(
-    call: SolverCall, neurons: int, limit: int, tolerance: float, key: tuple[int, int]
+    call: SolverCall, neurons: int, limit: BasisLimit, tolerance: float, key: tuple[int, int]
 ) -> WideSweep:
     """One replicate, with this many neurons."""
     problem: WideNetwork = call.dynamics.problem

@@ -79,11 +79,11 @@ def erm(
     -------
     xarray.Dataset
         Along ``alpha``: overlaps ``M`` and ``Q`` of the row, ``V``, ``weight_decay``,
-        ``train_risk`` (mean loss over the data), ``risk`` (mean loss of a new sample), with
-        additive noise and the squared loss ``excess_risk``, for labels -1 and +1 ``error`` (share
-        of new samples with the wrong sign) and ``separable``, and ``replicon`` (the solution is
-        stable below 1). ``error_quadrature`` is the largest relative difference of M and Q at two
-        resolutions.
+        ``train_risk`` (mean loss over the data) and ``risk`` (mean loss of a new sample), both
+        infinite for noise without a mean, such as Cauchy noise. With additive noise and the squared
+        loss ``excess_risk``; for labels -1 and +1 ``error`` (share of new samples with the wrong
+        sign) and ``separable``; and ``replicon`` (the solution is stable below 1).
+        ``error_quadrature`` is the largest relative difference of M and Q at two resolutions.
 
     Raises
     ------
@@ -132,6 +132,11 @@ def erm(
         fix = "its variance is infinite, and so is the squared loss. Use loss='huber' or 'absolute'"
         raise checks.reject("noise", problem.arguments["noise"], fix)
     predictor = _Predictor(data, chosen_loss)
+    if weight_decay == "best" and predictor.has_infinite_risk:
+        fix = (
+            "the mean loss is infinite under this noise, so risks cannot be compared. Give a number"
+        )
+        raise checks.reject("weight_decay", weight_decay, fix)
     solutions: list[_Solution] = []
     finer: list[Rows] = []
     start = None
@@ -318,6 +323,12 @@ class _Predictor:
         """Whether the closed form of ridge regression applies."""
         return isinstance(self.loss, SquaredLoss) and self.data.cluster_law is None
 
+    @property
+    def has_infinite_risk(self) -> bool:
+        """Whether the noise has no mean, so that the mean of no convex loss is finite."""
+        law = self.data.likelihood.law
+        return isinstance(law, AdditiveLaw) and not law.has_mean(self.data.likelihood.parameters)
+
     def solve(
         self, alpha: float, weight_decay: float | str, start: ErmState | None = None
     ) -> _Solution:
@@ -369,8 +380,8 @@ class _Predictor:
             lam,
             state,
             equations.rows(state),
-            equations.train_loss(state),
-            equations.test_loss(state),
+            np.inf if self.has_infinite_risk else equations.train_loss(state),
+            np.inf if self.has_infinite_risk else equations.test_loss(state),
             equations.replicon(state),
             self.error(equations, state),
         )

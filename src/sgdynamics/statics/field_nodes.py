@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from sgdynamics.base.arrays import Numeric
 from sgdynamics.base.precision import float64
-from sgdynamics.problems.likelihoods import AdditiveLaw, Likelihood, OutcomeLaw
+from sgdynamics.problems.likelihoods import AdditiveLaw, Likelihood, OutcomeLaw, Plane
 from sgdynamics.statics.prox import ConvexLoss
 
 # Standard deviations up to which Gaussians are integrated.
@@ -241,30 +241,63 @@ class LabelledFields:
     def signal_grid(
         self, rho: Float[np.ndarray, "K K"]
     ) -> tuple[Float[np.ndarray, "n K"], Float[np.ndarray, " n"]]:
-        """Return nodes and weights of the signals, with kinks on the axes between panels."""
+        """Return nodes and weights of the signals, with kinks between panels.
+
+        The axes of the grid are the normals of the planes of kinks, as far as these are independent
+        directions of the signals.
+        """
         k, planes = len(rho), self.likelihood.law.kinks
         if k == 1:
             breaks = [np.array([level]) for _, level in planes]
             z, weights = panel_nodes(np.zeros(1), np.sqrt(rho[0, 0]), breaks, ORDERS[self.order])
             return z[0][:, None], weights[0]
-        order = GRID_ORDERS[k][self.order]
-        is_diagonal = np.allclose(rho, np.diag(np.diag(rho)))
-        axes = []
-        for axis in range(k):
-            levels = [
-                np.array([level / np.sqrt(rho[axis, axis])])
-                for normal, level in planes
-                if is_diagonal and abs(abs(normal[axis]) - 1.0) < 1e-12
-            ]
-            nodes, weights = panel_nodes(np.zeros(1), 1.0, levels, order)
-            keep = weights[0] > 1e-12
-            axes.append((nodes[0][keep], weights[0][keep]))
-        z = np.array(list(product(*(nodes for nodes, _ in axes))))
-        weights = np.array(list(product(*(weights for _, weights in axes)))).prod(axis=1)
-        if is_diagonal:
-            return z * np.sqrt(np.diag(rho)), weights
         values, vectors = np.linalg.eigh(rho)
-        return z @ (vectors * np.sqrt(np.maximum(values, 0.0))).T, weights
+        is_diagonal = np.allclose(rho, np.diag(np.diag(rho)))
+        root = vectors * np.sqrt(np.maximum(values, 0.0))
+        if is_diagonal:
+            root = np.diag(np.sqrt(np.diag(rho)))
+        axes, levels = kink_axes(root, planes)
+        order = GRID_ORDERS[k][self.order]
+        columns = []
+        for axis_levels in levels:
+            breaks = [np.array([level]) for level in axis_levels]
+            nodes, weights = panel_nodes(np.zeros(1), 1.0, breaks, order)
+            keep = weights[0] > 1e-12
+            columns.append((nodes[0][keep], weights[0][keep]))
+        z = np.array(list(product(*(nodes for nodes, _ in columns))))
+        weights = np.array(list(product(*(weights for _, weights in columns)))).prod(axis=1)
+        return z @ (root @ axes).T, weights
+
+
+def kink_axes(
+    root: Float[np.ndarray, "k k"], planes: tuple[Plane, ...]
+) -> tuple[Float[np.ndarray, "k k"], list[list[float]]]:
+    """Return orthonormal axes as columns, and the kinks on each in standard deviations.
+
+    For signals z = root x with standard normal x, the plane normal . z = level has the normal
+    root^T normal in x. A plane whose normal is neither parallel nor orthogonal to those before is
+    left out.
+    """
+    k = len(root)
+    axes: list[np.ndarray] = []
+    levels: list[list[float]] = []
+    for normal, level in planes:
+        direction = root.T @ np.array(normal)
+        length = float(np.linalg.norm(direction))
+        if length == 0.0:
+            continue
+        direction /= length
+        cosines = np.array([float(axis @ direction) for axis in axes])
+        if np.all(np.abs(cosines) < 1e-9):
+            axes.append(direction)
+            levels.append([level / length])
+        elif np.max(np.abs(cosines)) > 1 - 1e-12:
+            index = int(np.argmax(np.abs(cosines)))
+            levels[index].append(np.sign(cosines[index]) * level / length)
+    # complete the basis by the coordinate axes
+    complete, _ = np.linalg.qr(np.column_stack([*axes, np.eye(k)]))
+    complete[:, : len(axes)] = np.array(axes).T if axes else complete[:, :0]
+    return complete, levels + [[] for _ in range(k - len(axes))]
 
 
 def _flatten(

@@ -24,8 +24,10 @@ from scipy import optimize, special
 
 from sgdynamics.base.roots import find_minimum, find_root
 from sgdynamics.statics.erm_equations import LinearData
-from sgdynamics.statics.field_nodes import LabelledFields, panel_nodes
+from sgdynamics.statics.field_nodes import ORDERS, LabelledFields, panel_nodes
 
+# Distances from a jump of the labels at which panels end, in standard deviations of the signal.
+STRIPS = np.geomspace(1e-5, 1.0, 21)
 LARGEST_SLOPE = 1e6  # |t| beyond this value counts as infinite
 
 
@@ -84,7 +86,16 @@ def aligned_labels(data: LinearData, order: int = 0) -> AlignedLabels:
         u = (means[:, None] + xi).reshape(-1, data.directions)
         return AlignedLabels(u, np.outer(clusters.weights, weights.ravel()).ravel())
     likelihood = data.likelihood
-    z, weights = LabelledFields(likelihood, order).signal_grid(data.rho)
+    if data.directions == 1:
+        # the margin of many samples resolves a narrow strip about each jump of the labels
+        width = float(np.sqrt(data.rho[0, 0]))
+        breaks = [np.array([level]) for _, level in likelihood.law.kinks]
+        breaks += [level + width * sign * STRIPS for level in breaks for sign in (-1, 1)]
+        breaks = [np.array([position]) for position in np.concatenate([*breaks, [0.0]])]
+        z, weights = panel_nodes(np.zeros(1), width, breaks, ORDERS[order])
+        z, weights = z[0][:, None], weights[0]
+    else:
+        z, weights = LabelledFields(likelihood, order).signal_grid(data.rho)
     chances = likelihood.probabilities(z)
     root = np.linalg.cholesky(data.rho)
     standard = np.linalg.solve(root, z.T).T
@@ -132,9 +143,11 @@ def largest_margin(labels: AlignedLabels, alpha: float, scale: float) -> MarginS
             high *= 2.0
         return find_root(excess, low, high, xtol=1e-14)
 
-    angles = np.linspace(0.02, np.pi - 0.02, 33)
+    angles = np.concatenate(
+        [np.geomspace(1e-4, 0.02, 13)[:-1], np.linspace(0.02, np.pi - 0.02, 33)]
+    )
     index = int(np.argmax([margin(angle) for angle in angles]))
-    low = angles[index - 1] if index else 1e-4
+    low = angles[index - 1] if index else 1e-5
     high = angles[min(index + 1, len(angles) - 1)]
     maximum = find_minimum(lambda angle: -margin(angle), low, high)
     cosine, sine = float(np.cos(maximum.x)), float(np.sin(maximum.x))

@@ -11,6 +11,7 @@ import numpy as np
 
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.algorithms.workers import Workers
 from sgdynamics.base import checks, registry
 from sgdynamics.base.arrays import Function
 from sgdynamics.base.identity import digest, object_identity, plain
@@ -59,7 +60,7 @@ ProblemArgument = (
     | Mapping[str, Any]
     | None
 )
-AlgorithmArgument = OnePassSGD | FixedData | Mapping[str, Any] | None
+AlgorithmArgument = OnePassSGD | FixedData | Workers | Mapping[str, Any] | None
 StartArgument = Start | SpikedStart | MeanFieldStart | Mapping[str, Any] | Function | None
 
 
@@ -133,7 +134,9 @@ class Job:
         self.algorithm: Any = (
             algorithm_from(algorithm) if isinstance(algorithm, Mapping) else algorithm
         )
-        if algorithm is not None and not isinstance(self.algorithm, (OnePassSGD, FixedData)):
+        if algorithm is not None and not isinstance(
+            self.algorithm, (OnePassSGD, FixedData, Workers)
+        ):
             raise checks.reject(
                 "algorithm",
                 algorithm,

@@ -17,6 +17,7 @@ from sgdynamics.base.code_identity import Json
 from sgdynamics.base.identity import digest, find_unidentified, hash_plain, plain
 from sgdynamics.base.resources import check_memory
 from sgdynamics.results import variables
+from sgdynamics.results.records import contents
 from sgdynamics.sweeps.job import Job, Path
 
 MAX_POINTS = 10**7
@@ -280,6 +281,10 @@ def find_parameter(job: Job, name: object) -> Path:
     if homes:
         candidates = " or ".join(f"{home}.{name}" for home in homes)
         raise checks.reject("over", name, f"this name is not unique. Write {candidates}.")
+    # Parameters of the algorithm inside of another one, such as the rate of each of several workers
+    inner = contents(job.algorithm).get("algorithm")
+    if name in contents(inner):
+        return ("algorithm", "algorithm", name)
     candidates = [other for section in SECTIONS for other in names[section] or ()]
     candidates += options
     choices = "; ".join(

@@ -125,3 +125,31 @@ def test_drawing_ahead_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch
     for final in finals[1:]:
         for key, value in finals[0].items():
             np.testing.assert_array_equal(final[key], value)
+
+
+def test_deep_linear_limit_and_exact_law() -> None:
+    """The recursion has its reference values; a run at d = 1e6 is close to them."""
+    problem = sgd.DeepLinear(depth=3, noise=0.25)
+    algorithm = sgd.GradientDescent(lr=0.1, samples_per_dimension=2.0)
+    limit = sgd.solve_dmft(problem, algorithm, steps=[10, 20, 40], progress=False)
+    excess = 2 * limit.excess_risk.values[0]
+    assert np.allclose(excess, [0.35373, 0.24877, 0.22252], atol=6e-6)
+    arguments = {"dimension": 10**6, "runs": 24, "seed": 3, "progress": False}
+    runs = sgd.simulate(problem, algorithm, steps=[10, 20, 40], **arguments)
+    assert np.allclose(2 * runs.excess_risk.mean("run"), excess, atol=2e-3)
+
+
+def test_diagonal_and_wide_networks() -> None:
+    """The limits on the GPU are those of the CPU, at equal seeds."""
+    diagonal = sgd.DiagonalNetwork(teacher=[(1.0, 0.1), (0.0, 0.9)], start=0.5)
+    wide = sgd.WideNetwork(np.eye(4), [1.0, 1.0, -1.0, -1.0], gamma0=2.0)
+    cases = [
+        (diagonal, sgd.GradientDescent(lr=0.1, samples_per_dimension=0.5), "excess_risk"),
+        (wide, sgd.GradientDescent(lr=0.3), "outputs"),
+    ]
+    for problem, algorithm, name in cases:
+        arguments = {"steps": [0, 5, 10], "paths": 4096, "progress": False}
+        on_gpu = sgd.solve_dmft(problem, algorithm, **arguments)[name].values
+        with jax.default_device(jax.devices("cpu")[0]):
+            on_cpu = sgd.solve_dmft(problem, algorithm, **arguments)[name].values
+        assert np.allclose(on_gpu, on_cpu, rtol=1e-6, atol=1e-9), name

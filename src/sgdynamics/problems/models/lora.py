@@ -32,6 +32,11 @@ class LoraLoss:
 
     outer = staticmethod(squared)
 
+    @property
+    def low_rank_activation(self) -> Activation:
+        """The activation, which expectations read."""
+        return self.activation
+
     def __call__(
         self,
         fields: Float[Numeric, " rank"],
