@@ -46,6 +46,7 @@ def test_batches_of_points_and_single_directions_change_only_the_rounding(monkey
     problem = sgd.Problem(own_loss, width=3, signals=1)
     quadrature = Quadrature(log2_points=8, replicates=1)
     with jax.enable_x64(True):
+        monkeypatch.setattr(sampled, "POINTS_IN_CACHE", 1 << 20)
         at_once = moments(problem, quadrature, finite=True)
         # 1024 points in batches of 342, of which the last is filled up
         monkeypatch.setattr(sampled, "POINTS_IN_CACHE", 500)

@@ -45,8 +45,9 @@ from sgdynamics.samples import input_covariance
 MOST_SLOPES = 512  # second derivatives of a loss that are evaluated at each point
 # Directions of derivatives that are evaluated one after the other, which is faster than together.
 MOST_UNROLLED = 16
-# Points that are evaluated together on a CPU: all values of that many fit into its cache.
-POINTS_IN_CACHE = 2048
+# Points that are evaluated together on a CPU: all values of that many fit into its cache, also for
+# several replicates at once.
+POINTS_IN_CACHE = 512
 
 # Result of a function of weighted points.
 Result = TypeVar("Result")
