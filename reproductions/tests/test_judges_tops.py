@@ -59,6 +59,43 @@ def bias_data():
     )
 
 
+@cache
+def lora_data():
+    def decay(delay):
+        return 0.06 / (1 + np.exp((TIME - delay) / 1.5))
+
+    overlap, rate, rank = (
+        np.stack([decay(delay) for delay in delays])
+        for delays in ((5.0, 8.0, 12.0), (12.0, 8.0, 6.0), (8.0, 6.0))
+    )
+    return xr.Dataset(
+        {
+            "by_overlap": (("overlap", "time"), overlap),
+            "by_rate": (("rate", "time"), rate),
+            "by_rank": (("rank", "time"), rank),
+            "excess_risk_runs": (("run", "point"), draw_runs(overlap[1], 5e-4, 5)),
+        },
+        {
+            "time": TIME,
+            "point": POINT,
+            "overlap": [0.3, 0.1, 0.03],
+            "rate": [0.5, 2.0, 8.0],
+            "rank": [1, 2],
+        },
+        {"d": 300},
+    )
+
+
+def without_effect(name):
+    """Return a change that makes all curves of a family equal."""
+
+    def alter(data):
+        data[name].values[:] = data[name].values[:1]
+        return data
+
+    return alter
+
+
 def add(name, amount, index=...):
     """Return a change that adds to entries of a variable."""
 
@@ -99,6 +136,20 @@ BROKEN = [
     ),
     Break(judges.trained_biases, bias_data, "The biases", "biases off", add("b_runs", 0.1)),
     Break(judges.trained_biases, bias_data, "at least halve", "no gain", useless_biases),
+    Break(
+        judges.low_rank_update,
+        lora_data,
+        "Excess risk:",
+        "runs above",
+        add("excess_risk_runs", 0.01),
+    ),
+    *(
+        Break(judges.low_rank_update, lora_data, claim, "no effect", without_effect(name))
+        for name, claim in (
+            ("by_rate", "larger rate of B"),
+            ("by_rank", "larger rank"),
+        )
+    ),
 ]
 
 
@@ -108,7 +159,12 @@ def test_broken_claim_differs(case):
 
 
 @pytest.mark.parametrize(
-    ("judge", "data"), [(judges.softmax_network, softmax), (judges.trained_biases, bias_data)]
+    ("judge", "data"),
+    [
+        (judges.softmax_network, softmax),
+        (judges.trained_biases, bias_data),
+        (judges.low_rank_update, lora_data),
+    ],
 )
 def test_few_runs_do_not_decide(judge, data):
     check_few_runs(judge, data(), data().isel(run=slice(0, 3)))

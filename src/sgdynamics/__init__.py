@@ -123,7 +123,7 @@ if TYPE_CHECKING:
     from sgdynamics.solvers.presets import weak_to_strong as weak_to_strong
     from sgdynamics.solvers.sde import solve_sde as solve_sde
     from sgdynamics.solvers.simulate import simulate as simulate
-    from sgdynamics.solvers.stages import Stage as Stage
+    from sgdynamics.solvers.stage_plan import Stage as Stage
     from sgdynamics.solvers.stages import stages as stages
     from sgdynamics.statics.bayes import bayes_optimal as bayes_optimal
     from sgdynamics.statics.erm import erm as erm
@@ -173,7 +173,7 @@ _PACKAGE_OF = {
     "Regime": "sgdynamics.analysis.regimes",
     "Rule": "sgdynamics.problems.rule",
     "SampleComplexity": "sgdynamics.analysis.sample_complexity",
-    "Stage": "sgdynamics.solvers.stages",
+    "Stage": "sgdynamics.solvers.stage_plan",
     "Spectrum": "sgdynamics.samples.spectra",
     "SpikedTensor": "sgdynamics.problems.spiked_tensor",
     "Start": "sgdynamics.problems.starts",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
+import sgdynamics as sgd
 from sgdynamics.analysis.exponents import generative_exponent, information_exponent
 from sgdynamics.analysis.hermite_series import hermite_series
 
@@ -107,3 +108,9 @@ def test_links_without_an_exponent(f, kinks, message):
 def test_the_tolerance_must_be_positive():
     with pytest.raises(ValueError, match="tolerance = 0"):
         generative_exponent("relu", tolerance=0.0)
+
+
+def test_a_problem_is_no_link_function():
+    problem = sgd.MultiIndex(lambda z: z[0] * z[1], directions=2, width=1, activation="relu")
+    with pytest.raises(ValueError, match=r"^f = .*not a function of one variable.*leap_complexity"):
+        sgd.information_exponent(problem)

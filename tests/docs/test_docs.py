@@ -153,7 +153,7 @@ def test_pages_that_compute_show_pictures(name):
     assert bool(pictures) == (name not in NO_PICTURE)
 
 
-STARTS_WITH_CODE = (*NO_PICTURE, "gallery/index.md")
+STARTS_WITH_CODE = ("units.md", "citing.md", "gallery/index.md")
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in STARTS_WITH_CODE])

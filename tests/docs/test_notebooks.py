@@ -22,8 +22,8 @@ def read_stored(name: str):
     return nbformat.read(STORED / f"{name}.ipynb", as_version=4)
 
 
-def test_the_page_lists_all_nine_notebooks():
-    assert len(run_notebooks.NAMES) == 9
+def test_the_page_lists_all_ten_notebooks():
+    assert len(run_notebooks.NAMES) == 10
     assert sorted(path.stem for path in STORED.glob("*.ipynb")) == run_notebooks.NAMES
     page = (STORED / "index.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"\((\w+)\.ipynb\)", page)) == run_notebooks.NAMES

@@ -96,6 +96,40 @@ def test_direct_runs_are_plain_message_passing():
     assert result.Q.item() == pytest.approx(w @ w, rel=1e-9)
 
 
+def test_phase_retrieval_is_plain_message_passing(monkeypatch):
+    """Posterior means of y = abs(z) by their closed form, in NumPy on the same data and start.
+
+    At 1 sample per dimension and d = 250, such runs end at an overlap of .36(3) after 20 steps, at
+    3000 dimensions at .43(2), where the state evolution has .459 after 20 steps and .476 at last.
+    """
+    from sgdynamics.fixed_data.direct import DirectFixedData
+
+    problem = sgd.TeacherStudent(width=1, activation="linear", teacher_activation="abs")
+    drawn = {}
+    original = DirectFixedData.initial
+
+    def initial(self, chosen):
+        state = original(self, chosen)
+        drawn.update(data=self.data, rows=state.rows)
+        return state
+
+    monkeypatch.setattr(DirectFixedData, "initial", initial)
+    start = sgd.start(problem, M=[[0.2]], Q=[[0.2]])
+    algorithm = sgd.AMP(1.0, start="overlaps")
+    result = runs_of(problem, algorithm, start, method="direct", steps=[8], dimension=100, runs=1)
+    X = np.asarray(drawn["data"].inputs)[0]
+    y = np.abs(np.asarray(drawn["data"].signals)[0, :, 0])
+    w = np.asarray(drawn["rows"])[0, 0]
+    V, g = 0.8, np.zeros(len(y))
+    for _ in range(8):
+        om = X @ w - g * V
+        g = (y * np.tanh(om * y / V) - om) / V
+        L = g @ g / 100
+        w = (X.T @ g / 100 + L * w) / (1 + L)
+        V = 1 / (1 + L)
+    assert result.Q.item() == pytest.approx(w @ w, rel=1e-6)
+
+
 def outputs(problem, y_noise, om, signals, V):
     """E[z | y, om] of the outputs of message passing."""
     passing = MessagePassing.from_problem(problem, "bayes")

@@ -34,12 +34,26 @@ def brute_force(noise: float) -> float:
     [
         (teacher("abs"), 0.5),
         (teacher("square", noise=1.0), brute_force(1.0)),
+        # trapezoidal rule with 40001 nodes of z and 12001 of y
+        (teacher("square", noise=1.0), 0.64659060),
+        (teacher("square", noise=0.1), 0.51806581),
+        (teacher("abs", noise=0.1), 0.60428768),
         (teacher("sign"), 0.0),
         (teacher("abs", covariance=[(0.5, 0.5), (1.0, 0.3), (2.0, 0.2)]), 0.368367),
         (teacher("linear", noise=0.1), 0.0),
         (sgd.GaussianMixture("binary"), 0.0),
     ],
-    ids=["abs", "square", "sign", "blocks", "linear", "mixture"],
+    ids=[
+        "abs",
+        "square",
+        "unit noise",
+        "square noise",
+        "abs noise",
+        "sign",
+        "blocks",
+        "linear",
+        "mixture",
+    ],
 )
 def test_thresholds_of_one_signal(problem, threshold):
     assert float(sgd.weak_recovery(problem)) == pytest.approx(threshold, rel=1e-5)

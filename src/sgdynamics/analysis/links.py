@@ -70,7 +70,13 @@ class LinkSample(NamedTuple):
 def make_link(f: LinkFunction, kinks: Sequence[float]) -> Link:
     """Validate a link: the name of an activation, an `Activation`, or a function of one number."""
     declared = validate_breaks(kinks)
-    if isinstance(f, (str, Activation)) or not callable(f):
+    if not isinstance(f, (str, Activation)) and not callable(f):
+        fix = (
+            "this is not a function of one variable. Pass the function that makes the labels, such"
+            " as 'relu' or lambda z: z**2; for several directions use sgd.leap_complexity"
+        )
+        raise checks.reject("f", f, fix)
+    if isinstance(f, (str, Activation)):
         activation = find_activation(f, "f")
         all_kinks = tuple(sorted({*activation.kinks, *declared}))
         return Link(_compile(activation), all_kinks, activation.label, True)

@@ -46,7 +46,7 @@ from sgdynamics.results.datasets import decode, encode
 from sgdynamics.results.records import STATING_START, algorithm_from, problem_from, start_of
 from sgdynamics.results.states import start_from
 from sgdynamics.results.storage import groups_in, load
-from sgdynamics.solvers.stages import Stage
+from sgdynamics.solvers.stage_plan import Stage
 from sgdynamics.solvers.stages import stages as solve_stages
 
 TABLES = (

@@ -27,7 +27,7 @@ from sgdynamics.problems.mixture import CLUSTERS, GaussianMixture
 from sgdynamics.problems.models import MODELS
 from sgdynamics.problems.starts import random_start, start
 from sgdynamics.results import records
-from sgdynamics.solvers.stages import Stage
+from sgdynamics.solvers.stage_plan import Stage
 
 Schema = dict[str, Any]
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

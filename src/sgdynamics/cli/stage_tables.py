@@ -13,7 +13,7 @@ from typing import Any
 from sgdynamics.base import checks
 from sgdynamics.base.registry import CLOCKS
 from sgdynamics.results.records import algorithm_from, problem_from, start_of
-from sgdynamics.solvers.stages import Stage
+from sgdynamics.solvers.stage_plan import Stage
 
 STAGE_KEYS = ("name", "labels", "mixing", "label_noise", "start", "problem", "algorithm", *CLOCKS)
 # Methods of [run] that solve or simulate stages.

@@ -9,7 +9,8 @@ import xarray as xr
 
 from sgdynamics.base import checks
 from sgdynamics.solvers.sequence import CLOCK_ARGUMENTS, solver_arguments
-from sgdynamics.solvers.stages import Stage, read_plan, run_stages
+from sgdynamics.solvers.stage_plan import Stage, read_plan
+from sgdynamics.solvers.stages import run_stages
 
 
 def phases(

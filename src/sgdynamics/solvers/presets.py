@@ -12,7 +12,8 @@ from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.students import TRUTH
 from sgdynamics.solvers.ode import solve_ode
-from sgdynamics.solvers.stages import PREVIOUS, SavePoints, Stage, stages
+from sgdynamics.solvers.stage_plan import PREVIOUS, SavePoints, Stage
+from sgdynamics.solvers.stages import stages
 
 # Problem, algorithm and save points of a stage
 StageArguments = tuple[Problem, OnePassSGD, SavePoints]

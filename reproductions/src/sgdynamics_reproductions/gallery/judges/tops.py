@@ -15,6 +15,7 @@ from sgdynamics_reproductions.gallery.claims import (
     mean_over_runs,
 )
 from sgdynamics_reproductions.gallery.entries import judge_of
+from sgdynamics_reproductions.tops.lora_figure import IN_RUNS, OVERLAPS, escape_times
 
 # Means of runs at dimension d differ from the limit by up to this multiple of 1/d: corrections of a
 # few units whose numbers on top move too.
@@ -115,5 +116,46 @@ def trained_biases(data: xr.Dataset) -> Judgement:
             np.sqrt((late[0].var(ddof=1) + 4 * late[1].var(ddof=1)) / len(gain)),
             scale=1e-3,
             runs=len(gain),
+        ),
+    )
+
+
+@judge_of(
+    "figure_3",
+    "LoRA from B = 0: a plateau that depends on the start, the rate of B and the rank",
+    "The update of low rank leaves the plateau later from a smaller overlap, and earlier at a "
+    "larger rate of B or a larger rank; runs follow the ODE",
+)
+def low_rank_update(data: xr.Dataset) -> Judgement:
+    """Compare runs with the ODE, and the times at which the risk has fallen to half."""
+    times, d = (data.time.values, data.point.values), data.attrs["d"]
+    escapes = {
+        name: escape_times(data[f"by_{name}"].values, data.time.values)
+        for name in ("overlap", "rate", "rank")
+    }
+    spacing = float(data.time.values[1] - data.time.values[0])
+    middle = int(np.argmin(np.abs(data.overlap.values - OVERLAPS[IN_RUNS])))
+    signs = {"overlap": 1.0, "rate": -1.0, "rank": -1.0}
+    words = {
+        "overlap": "A smaller overlap at the start lengthens the plateau",
+        "rate": "A larger rate of B shortens the plateau",
+        "rank": "A larger rank shortens the plateau",
+    }
+    return judge_claims(
+        "times at which the excess risk is half of its initial value: "
+        + "; ".join(
+            f"{name} {format_list(data[name].values)}: {format_list(value)}"
+            for name, value in escapes.items()
+        ),
+        _near_theory(
+            "Excess risk",
+            data.excess_risk_runs.values,
+            data.by_overlap.values[middle],
+            times,
+            d,
+        ),
+        *(
+            larger(words[name], signs[name] * np.diff(value), 0.0, scale=2 * spacing)
+            for name, value in escapes.items()
         ),
     )
