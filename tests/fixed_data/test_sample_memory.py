@@ -81,6 +81,14 @@ def test_full_batches_of_saga_and_svrg_are_gradient_descent():
         assert np.allclose(plain, same, atol=1e-10)
 
 
+@pytest.mark.parametrize(
+    "update", [U.saga(), U.svrg(5), U.pdhg(0.5), U.weight_decay(0.1, of=U.svrg(5))], ids=str
+)
+def test_records_restore_updates_of_samples(update):
+    algorithm = sgd.MultiPassSGD(0.1, update=update, **BATCHES)
+    assert algorithm_from(algorithm.describe()) == algorithm
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("update", [U.saga(), U.svrg(5)], ids=str)
 def test_variance_reduced_batches_end_at_the_minimum(update):

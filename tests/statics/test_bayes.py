@@ -257,6 +257,7 @@ def test_results_record_their_problem(tmp_path):
             1.0,
             "heavy-tailed noise is supported for labels of one signal",
         ),
+        (teacher("linear", noise=sgd.labels.laplace(1e-3)), 1.0, "noise = .*scale is too small"),
         (sgd.GaussianMixture("xor"), 1.0, "is not known"),
         (sgd.models.sequence_single_index(), 1.0, "several|signals|law"),
     ],

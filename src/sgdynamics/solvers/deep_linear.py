@@ -73,7 +73,7 @@ def require_many_coordinates(problem: DeepLinear) -> None:
             f"a block has {spectrum.multiplicities.min()} coordinates. Leading eigenvalues of few "
             "coordinates make the risk random even for d -> infinity, so that there is no "
             f"deterministic limit (at least {FEW_COORDINATES} coordinates per block). Use "
-            "sgd.simulate, whose method='exact' is exact for them."
+            "sgd.simulate, which is exact for them (method='direct' is faster with many blocks)."
         )
         raise checks.reject("covariance", spectrum, fix)
 

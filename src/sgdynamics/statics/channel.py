@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special
 
+from sgdynamics.base import checks
 from sgdynamics.base.arrays import Numeric, Parameters
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations.nodes import gauss_legendre
@@ -47,6 +48,8 @@ RESIDUAL_PANELS, LOCAL_PANELS = 14, 6
 LOCAL = 0.3
 # Panels of z from which labels have nodes of their own at each om.
 LARGEST_GRID = 500.0
+# Pairs (z, y) in a table of the law of heavy-tailed noise, which is dense.
+LARGEST_TABLE = 1e8
 TINY = 1e-290
 # Ends of panels in the tails of heavy-tailed noise, relative to the reach of the bulk.
 TAIL = np.geomspace(1.0, 1e10, 41)
@@ -410,6 +413,12 @@ class NoisyChannel(AdditiveChannel):
         z, dz = panels(self._z_edges(width), order)
         means = self.f(z)
         y, dy = panels(self._y_edges(means), order)
+        if self.law.noise_law is not None and z.size * y.size > LARGEST_TABLE:
+            fix = (
+                "its scale is too small for the quadrature of labels with heavy-tailed noise. Use "
+                "a larger scale, or a small variance of Gaussian noise"
+            )
+            raise checks.reject("noise", f"{self.law.noise_law} of scale {self.sigma:g}", fix)
         x = (z - om[:, None]) / width
         posterior = normal_density(x) * dz / width
         slopes = posterior * x / width
