@@ -6,6 +6,7 @@ The ODE finds it by an event, the SDE, the exact chain and direct runs by a chec
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +17,6 @@ from sgdynamics.algorithms.workers import Workers
 from sgdynamics.analysis.exit_dmft import dmft_exits
 from sgdynamics.analysis.exit_requests import (
     CRITERION,
-    MAX_TIME_PER_UNIT,
     METHOD,
     METHODS,
     THRESHOLD,
@@ -27,7 +27,6 @@ from sgdynamics.analysis.exit_results import ExitTimes, exit_time_of, warn_of_mi
 from sgdynamics.analysis.exit_simulation import simulate_exits
 from sgdynamics.analysis.exit_workers import exits_of_workers
 from sgdynamics.analysis.plateau_growth import warn_if_no_growth
-from sgdynamics.base import checks
 from sgdynamics.base.devices import choose_devices
 from sgdynamics.base.precision import float64
 from sgdynamics.base.progress import shared_meter
@@ -38,10 +37,12 @@ from sgdynamics.ode.integrate import run_cases
 from sgdynamics.problems.overlap_starts import Start
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedStart, SpikedTensor
+from sgdynamics.solvers.workers import redirect_workers
 
 __all__ = ["METHODS", "ExitTimes", "exit_time", "exit_time_of"]
 
 
+@partial(redirect_workers, answer=exits_of_workers)
 @float64
 def exit_time(
     problem: Problem | SpikedTensor | Dynamics,
@@ -130,25 +131,10 @@ def exit_time(
     >>> round(sgd.exit_time(problem, sgd.OnePassSGD(lr=0.1), start, threshold=0.5).mean, 3)
     0.795
     """
-    if isinstance(algorithm, Workers):
-        return exits_of_workers(
-            problem,
-            algorithm,
-            start,
-            threshold=threshold,
-            method=method,
-            criterion=criterion,
-            max_time=_max_time(problem, max_time),
-            runs=runs,
-            seed=seed,
-            dimension=dimension,
-            progress=progress,
-            devices=devices,
-        )
     used_devices = choose_devices(devices)
     request = prepare_exits(
         problem,
-        algorithm,
+        cast("OnePassSGD | FixedData", algorithm),  # `exits_of_workers` answers `Workers`
         start,
         threshold=threshold,
         method=method,
@@ -170,13 +156,6 @@ def exit_time(
     with shared_meter("exit times, ode", 1.0, request.call.progress):
         solved = raise_if_error(run_cases([request.ode_case()])[0])
     return finish_exits(request, solved)
-
-
-def _max_time(problem: Any, max_time: float | None) -> float:
-    """The time up to which runs are followed."""
-    if max_time is None:
-        return MAX_TIME_PER_UNIT * getattr(problem, "width", 1)
-    return checks.number("max_time", max_time, above=0.0)
 
 
 def finish_exits(request: ExitRequest, solved: IntegrationResult | None) -> ExitTimes:

@@ -14,6 +14,7 @@ import numpy as np
 import xarray as xr
 
 from sgdynamics.algorithms.workers import Workers
+from sgdynamics.analysis.exit_requests import CRITERION, MAX_TIME_PER_UNIT, METHOD, THRESHOLD
 from sgdynamics.analysis.exit_results import (
     ExitTimes,
     exit_time_of,
@@ -37,11 +38,11 @@ def exits_of_workers(
     algorithm: Workers,
     start: Any,
     *,
-    threshold: float,
-    method: str,
-    criterion: Any,
-    max_time: float,
-    runs: int | None,
+    threshold: float = THRESHOLD,
+    method: str = METHOD,
+    criterion: Any = CRITERION,
+    max_time: float | None = None,
+    runs: int | None = None,
     **options: Any,
 ) -> ExitTimes:
     """Return the exit times of the mean of the workers' rows, by a solver of rounds."""
@@ -49,6 +50,9 @@ def exits_of_workers(
     require(question or "exit_time by runs", problem, algorithm)
     checks.choice("method", method, METHODS)
     threshold = validate_threshold(threshold)
+    if max_time is None:
+        max_time = MAX_TIME_PER_UNIT * problem.width
+    max_time = checks.number("max_time", max_time, above=0.0)
     if method != "ode" and options.get("dimension") is None:
         fix = f'method="{method}" needs a finite dimension. Set dimension=d'
         raise checks.reject("dimension", None, fix)

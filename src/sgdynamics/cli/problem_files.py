@@ -32,6 +32,7 @@ import xarray as xr
 from sgdynamics.algorithms.amp import AMP
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.algorithms.workers import Workers
 from sgdynamics.analysis import exit_times
 from sgdynamics.analysis.landscape import hessian_spectrum
 from sgdynamics.base import checks, registry
@@ -97,7 +98,7 @@ class RunPlan:
 
     record: dict[str, Any]
     problem: Problem | SpikedTensor
-    algorithm: OnePassSGD | FixedData
+    algorithm: OnePassSGD | FixedData | Workers
     start: Start | MeanFieldStart | SpikedStart | dict[str, Any] | None
     save_points: dict[str, Any]
     calls: dict[str, dict[str, Any]]

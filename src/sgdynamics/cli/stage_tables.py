@@ -39,6 +39,9 @@ def _stage_from(where: str, table: object, record: Mapping[str, Any]) -> Stage:
     if len(clocks) != 1:
         received = ", ".join(clocks) or "none of them"
         raise ValueError(f"{where}: set exactly one of {', '.join(CLOCKS)} (received {received}).")
+    # The stage validates its problem and algorithm.
+    problem: Any
+    algorithm: Any
     records = {name: {**record[name], **table.get(name, {})} for name in ("problem", "algorithm")}
     problem, algorithm = problem_from(records["problem"]), algorithm_from(records["algorithm"])
     arguments = {name: table[name] for name in STAGE_KEYS[:4] if name in table}

@@ -13,7 +13,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +69,7 @@ class RunEquations(NamedTuple, Generic[Setup, Values, State]):
 # ---- values of a step
 
 
+@runtime_checkable
 class ScheduledValues(Protocol):
     """Values with hyperparameters that may be schedules."""
 

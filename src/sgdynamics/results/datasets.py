@@ -12,6 +12,7 @@ import xarray as xr
 
 from sgdynamics.algorithms.fixed_data import FixedData
 from sgdynamics.algorithms.one_pass import OnePassSGD
+from sgdynamics.algorithms.workers import Workers
 from sgdynamics.base import checks
 from sgdynamics.problems.problem import Problem
 from sgdynamics.problems.spiked_tensor import SpikedTensor
@@ -170,7 +171,7 @@ def problem_of(result: xr.Dataset) -> Problem | SpikedTensor:
     return problem_from(read_record(result, "problem"))
 
 
-def algorithm_of(result: xr.Dataset) -> OnePassSGD | FixedData:
+def algorithm_of(result: xr.Dataset) -> OnePassSGD | FixedData | Workers:
     """Rebuild the algorithm that a result records.
 
     Parameters

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import xarray as xr
@@ -27,6 +27,7 @@ from sgdynamics.results.datasets import encode
 from sgdynamics.results.states import field_states, start_from
 from sgdynamics.solvers.sequence import join_results, stage_seed
 
+R = TypeVar("R")
 Solver = Callable[..., xr.Dataset]
 ANCHOR, VELOCITY = "anchor", "velocity"  # students of the outer step
 MOST_ROUNDS = 20_000
@@ -39,22 +40,28 @@ UNSUPPORTED = {
 }
 
 
-def accepts_workers(solver: Solver) -> Solver:
-    """Decorate a solver, so that `Workers` may take the positions of its algorithm."""
-    signature = inspect.signature(solver)
+def redirect_workers(function: Callable[..., R], answer: Callable[..., R]) -> Callable[..., R]:
+    """Call `answer`, with the arguments by name, where `Workers` take the algorithm's position."""
+    signature = inspect.signature(function)
 
-    @functools.wraps(solver)
-    def solve(*args: Any, **kwargs: Any) -> xr.Dataset:
+    @functools.wraps(function)
+    def solve(*args: Any, **kwargs: Any) -> R:
         algorithm = kwargs["algorithm"] if "algorithm" in kwargs else (args[1:2] or (None,))[0]
         if not isinstance(algorithm, Workers):
-            return solver(*args, **kwargs)
-        arguments = dict(signature.bind(*args, **kwargs).arguments)
-        problem, start = arguments.pop("problem"), arguments.pop("start")
-        arguments.pop("algorithm")
-        takes_seed = "seed" in signature.parameters
-        return solve_rounds(solver, problem, algorithm, start, arguments, takes_seed)
+            return function(*args, **kwargs)
+        return answer(**signature.bind(*args, **kwargs).arguments)
 
     return solve
+
+
+def accepts_workers(solver: Solver) -> Solver:
+    """Decorate a solver, so that `Workers` may take the position of its algorithm."""
+    takes_seed = "seed" in inspect.signature(solver).parameters
+
+    def answer(problem: Any, algorithm: Any, start: Any, **arguments: Any) -> xr.Dataset:
+        return solve_rounds(solver, problem, algorithm, start, arguments, takes_seed)
+
+    return redirect_workers(solver, answer)
 
 
 def solve_rounds(
