@@ -598,7 +598,7 @@ SAYS = {
     "shard": "the table [sweep] is missing. It states what to compute.",
     "toml": "{folder}/bad.toml: not a TOML file: Invalid value (at line 4, column 9)",
     "table": "the file has no 'algoritm': did you mean 'algorithm'? "
-    "it takes title, problem, algorithm, start, run, exit_time, hessian, sweep",
+    "it takes title, problem, algorithm, start, run, exit_time, hessian, sweep, stages",
     "kind": "problem kind = 'TeacherStudents': did you mean 'TeacherStudent'? choose one of "
     "TeacherStudent, GaussianMixture, SpikedTensor, DeepLinear, WideNetwork, DiagonalNetwork, "
     "contexts, {models}",

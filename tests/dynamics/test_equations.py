@@ -77,6 +77,11 @@ UPDATES = [
     U.inertia(0.5, temperature=0.2),
     U.row_adam(2, memory=4.0, eps=0.02),
     *OF_SAMPLES,
+    U.delayed(per_dimension=0.5),
+    U.sparse(share=0.2),
+    U.sparse(share=0.2, feedback=False),
+    U.sparse(per_step=2.0),
+    U.separate(rows=U.momentum(0.9)),
     U.weight_decay(0.1, of=U.momentum(0.9)),
     U.weight_decay(0.1, of=U.polyak()),
     U.weight_decay(0.1, of=U.rmsprop(2.0, eps=0.1), decoupled=False),
@@ -149,8 +154,19 @@ STATE_SYMBOLS = {
     "squares": "S",
     "sum": "b",
 }
-# These call functions, draw noise or use a batch several times.
-NOT_EVALUATED = {"reuse", "sam", "muon", "gradient_noise", "state_rate", "bounded_momentum", "sign"}
+# These call functions, draw noise or masks, use a batch several times, or read earlier gradients.
+NOT_EVALUATED = {
+    "delayed",
+    "sparse",
+    "separate",  # its parts are evaluated by themselves
+    "reuse",
+    "sam",
+    "muon",
+    "gradient_noise",
+    "state_rate",
+    "bounded_momentum",
+    "sign",
+}
 NOT_EVALUATED |= {update.kind for update in OF_SAMPLES}
 
 

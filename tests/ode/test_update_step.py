@@ -69,6 +69,7 @@ def state_of(update, start):
         "rows_a": a,
         "update_scalars": initial.scalars[0],
         "update_squares": initial.squares[0],
+        "update_vectors": np.zeros((0, n)),  # the head is not trained
     }
 
 

@@ -603,6 +603,10 @@ def test_start_from_continues(name):
             np.testing.assert_allclose(second[variable][:, 0], first[variable][:, -1], atol=1e-12)
 
 
+# Updates of single samples of a data set
+OF_SAMPLES = [U.saga(), U.svrg(5), U.pdhg(0.5)]
+
+
 def all_updates():
     updates = [update for update, _, _ in EQUIVARIANT.values()] + list(COORDINATEWISE.values())
     nested = U.weight_decay(0.1, of=U.weight_decay(0.2, of=U.adam(3.0), decoupled=False))
@@ -617,6 +621,11 @@ def all_updates():
         U.adam(2.0, beta=0.0),
         U.inertia(0.5, temperature=0.1),
         U.row_adam(2, memory=1.0),
+        U.delayed(per_dimension=0.5),
+        U.delayed(steps=3),
+        U.sparse(share=0.2),
+        U.sparse(per_step=2.0),
+        *OF_SAMPLES,
         U.separate(rows=U.momentum(0.9), head=U.adam(2.0)),
         U.separate(head={"b": U.muon(memory=2.0), "c": U.adam(2.0, velocity_memory=3.0)}),
     ]
@@ -630,7 +639,10 @@ def test_records_of_every_update():
     missing = set(MAKERS) - {update.kind for update in all_updates()}
     assert all(not hasattr(U, name) for name in missing), missing
     for update in all_updates():
-        algorithm = sgd.OnePassSGD(lr=0.3, batch=2, update=update)
+        if update in OF_SAMPLES:
+            algorithm = sgd.GradientDescent(lr=0.3, update=update)
+        else:
+            algorithm = sgd.OnePassSGD(lr=0.3, batch=2, update=update)
         record = algorithm.describe()
         assert record.get("rerunnable", True)
         restored = algorithm_from(record)

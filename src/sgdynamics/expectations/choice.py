@@ -16,7 +16,7 @@ from sgdynamics.expectations.clusters import Clusters
 from sgdynamics.expectations.contexts import ContextSums
 from sgdynamics.expectations.field_grids import FewFields, few_fields
 from sgdynamics.expectations.label_sums import LabelSums
-from sgdynamics.expectations.low_rank import is_low_rank, low_rank_moments
+from sgdynamics.expectations.low_rank import LowRankMoments, is_low_rank
 from sgdynamics.expectations.perturbed import DropoutSums, NoisyInputs
 from sgdynamics.expectations.sampled import SobolAverages
 from sgdynamics.expectations.signal_grids import SignalGrids
@@ -72,7 +72,7 @@ def expectation_of(structure: Structure) -> SolverExpectation:
         return LabelSums(structure.with_loss(KnownLabelLoss(cast(NetworkLoss, loss))))
     # Any other loss or rule: a grid over what it reads if that is possible, otherwise Sobol points.
     if is_low_rank(structure):
-        return low_rank_moments(structure)
+        return LowRankMoments(structure)
     if has_class_grid(structure):
         return ClassGrids(structure)
     if few_fields(structure):

@@ -14,7 +14,6 @@ the Stein matrix and the noise of that network, the chain rule gives
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -39,27 +38,24 @@ def is_low_rank(structure: Structure) -> bool:
     return hasattr(function, "low_rank_activation") and has_plain_sample
 
 
-@lru_cache(maxsize=64)
-def low_rank_moments(structure: Structure) -> LowRankMoments:
-    """The expectation of a structure whose loss `is_low_rank`."""
-    units = structure.signals - 1
-    activation = structure.loss.function.low_rank_activation
-    network = replace(
-        structure,
-        width=units,
-        signals=units,
-        loss=CommitteeLoss(student=activation, outer=squared, teacher=activation),
-        trained=False,
-        sample=GaussianSample(units),
-        expectation=None,
-        dependence=None,
-        top=None,
-    )
-    return LowRankMoments(structure, ClosedPairs(network))
-
-
 class LowRankMoments(Wrapper):
     """Moments of a network with an update of low rank, from those of its units."""
+
+    def __init__(self, structure: Structure) -> None:
+        units = structure.signals - 1
+        activation = structure.loss.function.low_rank_activation
+        network = replace(
+            structure,
+            width=units,
+            signals=units,
+            loss=CommitteeLoss(student=activation, outer=squared, teacher=activation),
+            trained=False,
+            sample=GaussianSample(units),
+            expectation=None,
+            dependence=None,
+            top=None,
+        )
+        super().__init__(structure, ClosedPairs(network))
 
     def _update(self, at: Evaluation) -> Float[Numeric, "units rank"]:
         """The factor B."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,8 @@ Values = TypeVar("Values")  # the values that JAX traces
 State = TypeVar("State")  # one run between two steps
 
 
-class RunEquations(NamedTuple, Generic[Setup, Values, State]):
+@dataclass(frozen=True)
+class RunEquations(Generic[Setup, Values, State]):
     """The functions of one run of a network.
 
     Attributes

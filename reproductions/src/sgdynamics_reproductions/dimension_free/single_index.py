@@ -42,7 +42,6 @@ from sgdynamics.base import checks
 from sgdynamics.base.arrays import IntScalar, PyTree, RealArray
 from sgdynamics.base.precision import float64
 from sgdynamics.problems.activations import NAMED
-from sgdynamics.problems.frames import check_dimension
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.running import Observation, RunSetting, first_passage
 from sgdynamics.sweeps.power_law_fit import weighted_line
@@ -281,7 +280,7 @@ def escape_samples(
     change the sign.
     """
     problem = single_index_problem(kappa)
-    d, sizes = check_dimension(problem, dimension)
+    d, sizes = dimension, problem.block_dimensions(dimension)
     lr = checks.number("lr", lr, above=0.0)
     several = random_start(problem, dimension=d, seed=seed, runs=runs)
     initial_state = Start(np.abs(several.M_blocks), several.Q_blocks, several.a)

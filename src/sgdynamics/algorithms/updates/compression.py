@@ -33,6 +33,9 @@ def _step_with_feedback(
     return {"weights": sent, "unsent": change - sent}
 
 
+# The mask S of a step, with a share of the coordinates or a number of them.
+MASK = r"S \in \{0, 1\}^d:\quad %s \text{ random coordinates of } S \text{ are } 1"
+MASK_OF_SHARE, MASK_OF_COUNT = MASK % "q d", MASK % r"\kappa"
 FEEDBACK_EQUATIONS = (
     r"E \leftarrow E - \frac{\mathrm{lr}}{D} G",
     r"W \leftarrow W + S \circ E",
@@ -114,7 +117,7 @@ def sparse(
             coordinatewise=True,
             selects=True,
             averaging=("per_step",),
-            equations=FEEDBACK_EQUATIONS,
+            equations=(MASK_OF_COUNT, *FEEDBACK_EQUATIONS),
         )
         return Update(law, {"per_step": scalar_or_schedule("per_step", per_step, above=0.0)})
     hyperparameters = {"share": scalar_or_schedule("share", share, above=0.0, maximum=1.0)}
@@ -128,7 +131,7 @@ def sparse(
             decay_inside=True,
             coordinatewise=True,
             selects=True,
-            equations=FEEDBACK_EQUATIONS,
+            equations=(MASK_OF_SHARE, *FEEDBACK_EQUATIONS),
             equivalent_rate=r"\mathrm{lr}",
         )
         return Update(law, hyperparameters)
@@ -139,6 +142,6 @@ def sparse(
         decay_inside=True,
         coordinatewise=True,
         selects=True,
-        equations=(step_equation(r"\frac{S \circ G}{q}"),),
+        equations=(MASK_OF_SHARE, step_equation(r"\frac{S \circ G}{q}")),
     )
     return Update(law, hyperparameters, options)

@@ -256,8 +256,10 @@ class Gradient:
 
     def squares(self, G: Float[Numeric, "p columns"]) -> Numeric:
         """Return the squares of the coordinates of a gradient, and of the entries of the head."""
+        if not self.trained:
+            return self.source.squares(G)
         rows, head = self.split_head(G)
-        return self.join_head(self.source.squares(rows), self.source.head_squares(head))
+        return append_head(self.source.squares(rows), self.source.head_squares(head))
 
     def sign(self, G: Float[Numeric, "p columns"]) -> Numeric:
         """Return the signs of the coordinates of a gradient, and of the entries of the head."""

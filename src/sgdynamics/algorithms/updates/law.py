@@ -190,7 +190,7 @@ SYMBOLS = {
     "radius": "r",
     "reach": r"\varrho",
     "share": "q",
-    "per_step": "k",
+    "per_step": r"\kappa",
     "per_dimension": r"\tau",
 }
 
