@@ -24,8 +24,8 @@ SAME_TIME = 1e-9
 REPRODUCED = 1e-5
 # Attributes of results with their relative numerical errors.
 NUMERICAL_ERRORS = ("error_quadrature", "error_integrator", "error_binning")
-# Coordinates of results that were joined from parts, in which training changes.
-PARTS = ("stage", "phase")
+# Coordinates of results that were joined from several stages of training.
+STAGE_NAMES = ("stage", "phase")
 # Relative difference that no numerical error explains, where all runs agree with each other.
 GROSS = 0.01
 # Interpolation error, in standard errors, up to which no warning is given.
@@ -91,10 +91,10 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
     ([0.982, 0.498], 'common save points')
     """
     _check_results(theory, simulation)
-    parts = _parts_of(theory, simulation)
-    if len(parts) > 1:
-        # The state jumps from one part to the next, at one time: each is compared by itself.
-        return xr.concat([compare(*part) for part in parts], "time", combine_attrs="override")
+    pairs = _split_into_stages(theory, simulation)
+    if len(pairs) > 1:
+        # The state jumps from one stage to the next, at one time: each stage is compared by itself.
+        return xr.concat([compare(*pair) for pair in pairs], "time", combine_attrs="override")
     has_finished = np.isnan(np.asarray(simulation["diverged_at"]))
     if not has_finished.any():
         raise ValueError("simulation: all runs diverged, so that none can be compared.")
@@ -132,9 +132,11 @@ def compare(theory: xr.Dataset, simulation: xr.Dataset) -> xr.Dataset:
     return xr.Dataset(variables, _coordinates(theory, simulation), attributes)
 
 
-def _parts_of(theory: xr.Dataset, simulation: xr.Dataset) -> list[tuple[xr.Dataset, xr.Dataset]]:
+def _split_into_stages(
+    theory: xr.Dataset, simulation: xr.Dataset
+) -> list[tuple[xr.Dataset, xr.Dataset]]:
     """Both results in each stage of training, or phase, that both contain."""
-    shared = [name for name in PARTS if name in theory.coords and name in simulation.coords]
+    shared = [name for name in STAGE_NAMES if name in theory.coords and name in simulation.coords]
     if not shared:
         return [(theory, simulation)]
     name = shared[0]
@@ -169,7 +171,7 @@ def _check_results(theory: xr.Dataset, simulation: xr.Dataset) -> None:
 
 def _coordinates(theory: xr.Dataset, simulation: xr.Dataset) -> dict[str, xr.DataArray]:
     """Coordinates of the comparison; ValueError if different problems were evaluated."""
-    names = (*TIMES, "epoch", "evaluation", *PARTS)
+    names = (*TIMES, "epoch", "evaluation", *STAGE_NAMES)
     coordinates = {name: simulation[name] for name in names if name in simulation.coords}
     if "evaluation" in coordinates and "evaluated_risk" in theory:
         evaluation = simulation["evaluation"]
