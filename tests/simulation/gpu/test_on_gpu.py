@@ -11,6 +11,7 @@ import sgdynamics as sgd
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.gpu.chain import KernelChain, exact_chain
 from sgdynamics.simulation.running import RunSetting, run
+from tests.conftest import Z
 from tests.simulation.gpu.cases import CASES, make_chain
 from tests.simulation.gpu.test_data_gradients import CASES as FIXED_DATA_CASES
 from tests.simulation.gpu.test_data_gradients import KERNEL_ENGINE, make_simulator
@@ -140,7 +141,11 @@ def test_deep_linear_limit_and_exact_law() -> None:
 
 
 def test_diagonal_and_wide_networks() -> None:
-    """The limits on the GPU are those of the CPU, at equal seeds."""
+    """The limits on the GPU are those of the CPU, at equal seeds.
+
+    A new direction of the basis may have another sign there. Wide networks then have other sampled
+    neurons, and agree within their sampling errors.
+    """
     diagonal = sgd.DiagonalNetwork(teacher=[(1.0, 0.1), (0.0, 0.9)], start=0.5)
     wide = sgd.WideNetwork(np.eye(4), [1.0, 1.0, -1.0, -1.0], gamma0=2.0)
     cases = [
@@ -149,7 +154,11 @@ def test_diagonal_and_wide_networks() -> None:
     ]
     for problem, algorithm, name in cases:
         arguments = {"steps": [0, 5, 10], "paths": 4096, "progress": False}
-        on_gpu = sgd.solve_dmft(problem, algorithm, **arguments)[name].values
+        on_gpu = sgd.solve_dmft(problem, algorithm, **arguments)
         with jax.default_device(jax.devices("cpu")[0]):
-            on_cpu = sgd.solve_dmft(problem, algorithm, **arguments)[name].values
-        assert np.allclose(on_gpu, on_cpu, rtol=1e-6, atol=1e-9), name
+            on_cpu = sgd.solve_dmft(problem, algorithm, **arguments)
+        tolerance = 1e-9
+        if problem is wide:
+            error = np.hypot(on_gpu[f"{name}_standard_error"], on_cpu[f"{name}_standard_error"])
+            tolerance += Z * error.values
+        assert np.all(np.abs(on_gpu[name] - on_cpu[name]).values <= tolerance), name
