@@ -255,6 +255,7 @@ def test_dmft_is_extrapolated_from_three_numbers_of_cells():
     assert residual.mean(axis=0)[-1] < distance(result)[0, -1] + NOISE
 
 
+@pytest.mark.slow
 @pytest.mark.runs_long
 def test_the_first_epoch_is_one_pass():
     """In the first epoch "reshuffle" and "fixed" use the same samples in the same order.

@@ -155,6 +155,7 @@ def check_bounds(delta_share):
     return np.array(slack)
 
 
+@pytest.mark.slow
 def test_the_bounds_hold_and_are_close_near_the_anchor():
     slack = check_bounds(0.5)
     assert slack.min() < 0.3  # a bound of 0 would hold too

@@ -54,6 +54,7 @@ def test_a_file_states_the_call_of_stages():
     assert problem_files.method_of(result) == "ode"
 
 
+@pytest.mark.slow
 def test_the_example_of_workers_states_a_sweep():
     solver, arguments = problem_files.sweep_call(problem_files.read(EXAMPLES / "workers.toml"))
     arguments["over"] = {"algorithm.every": [0.5], "workers": [1, 4], "outer_lr": [0.7, 1.0]}

@@ -128,7 +128,15 @@ def relative_change(theory):
     "kind",
     slow(
         supported_kinds("solve_ode", "other batch", "static head"),
-        ("rule", "other update", "coordinatewise update", "snr = inf", *COMPILES_LONG),
+        (
+            "rule",
+            "other update",
+            "delayed update",
+            "students",
+            "coordinatewise update",
+            "snr = inf",
+            *COMPILES_LONG,
+        ),
     ),
 )
 def test_the_ode_is_the_mean_of_runs(kind):

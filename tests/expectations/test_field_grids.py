@@ -347,6 +347,7 @@ def attention_risk(M, Q, correlation):
     return (np.average(squares, weights=weights) + sums) / 8
 
 
+@pytest.mark.slow
 def test_risks_of_runs_on_grids_are_accurate_or_state_their_error(monkeypatch):
     """The quick grid has a point per standard deviation: where that is too few, another is used."""
     problem = sgd.models.attention(token_correlation=-0.5)

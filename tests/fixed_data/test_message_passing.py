@@ -150,6 +150,7 @@ def outputs(problem, y_noise, om, signals, V):
     return om + V * evaluate()
 
 
+@pytest.mark.slow
 def test_outputs_have_the_known_posterior_means():
     rng = np.random.default_rng(0)
     om, z, noise = rng.standard_normal((3, 50))

@@ -186,6 +186,7 @@ def test_printed_drift_is_the_drift_of_the_solver(name):
         )
 
 
+@pytest.mark.slow
 def test_printed_drift_of_an_erf_network():
     problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.1)
     algorithm, state = sgd.OnePassSGD(lr=0.5), state_of(problem)

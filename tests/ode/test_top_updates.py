@@ -139,6 +139,7 @@ def erf_gradients(problem, start):
     return error @ slopes, (error**2 + 0.1) @ (slopes * s[:, :2])
 
 
+@pytest.mark.slow
 def test_adam_on_the_head_reference_values():
     """Adam with slow averages that start at their means, on a alone."""
     problem, start = erf_problem()

@@ -10,6 +10,7 @@ from tests.conftest import full_optimisation
 from tests.problems.trained_tops import bias_problem, bias_start, deep, step_loss, tasks
 
 
+@pytest.mark.slow
 def test_biases_with_rates_and_decay_by_leaf():
     problem = bias_problem(step_loss, weight_decay={"rows": 0.05, "a": 0.1})
     algorithm = sgd.OnePassSGD(lr=0.8, head_rate={"b": 2.0})

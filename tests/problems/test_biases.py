@@ -21,6 +21,7 @@ def step_target(signals):
     return jnp.where(signals[0] > 0.5, 1.0, 0.0)
 
 
+@pytest.mark.slow
 def test_the_drift_is_that_of_the_network_stated_as_a_top():
     stated, algorithm = bias_problem(), sgd.OnePassSGD(lr=0.8)
     problem = sgd.MultiIndex(

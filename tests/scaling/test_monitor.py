@@ -99,6 +99,7 @@ def test_the_rest_of_the_run_and_its_picture(language_model):
     assert f"predicted final loss {outlooks[-1].loss:.4g}" in repr(monitor)
 
 
+@pytest.mark.slow
 def test_without_earlier_runs_the_forecast_starts_at_a_third_and_has_a_band_after_a_decay():
     monitor = sgd.monitor(SCHEDULE, interval=1000)
     with pytest.warns(UserWarning, match="fast decay|no band") as record:
@@ -116,6 +117,7 @@ def test_without_earlier_runs_the_forecast_starts_at_a_third_and_has_a_band_afte
             assert outlook.lower < measured < outlook.upper
 
 
+@pytest.mark.slow
 def test_the_band_contains_the_loss_of_a_run_with_noisy_batches():
     """A cosine of the model itself, with 20% noise in each loss."""
     from sgdynamics.scaling.forecast.models import MODELS

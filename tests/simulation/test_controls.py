@@ -92,6 +92,7 @@ def test_chain_against_direct():
     assert abs(difference.mean()) > 5 * Z * difference.std() / np.sqrt(len(difference))
 
 
+@pytest.mark.slow
 def test_schedule_in_the_parameters_of_a_user_loss():
     """The loss of a built-in problem, stated by the user, gives the same runs.
 

@@ -192,6 +192,7 @@ def start_in_blocks(problem):
     return sgd.start(problem, M=[[[0.1]], [[0.3]]], Q=[[[0.4]], [[0.7]]])
 
 
+@pytest.mark.slow
 def test_rules_and_losses_read_overlaps_by_block():
     """Chain and direct runs of a rule that reads blocks have one law.
 

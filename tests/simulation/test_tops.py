@@ -54,6 +54,7 @@ def distance(first, second):
     return np.abs(mean / error).max(), np.abs(spread).max()
 
 
+@pytest.mark.slow
 def test_chain_direct_runs_and_numpy_agree_in_law():
     problem = bias_problem(weight_decay=DECAY)
     algorithm = sgd.OnePassSGD(lr=LR, head_rate=RATES)

@@ -188,6 +188,7 @@ def test_what_diverges_or_fails_does_not_hold_up_the_others(batch):
     assert np.all(np.isnan(batch.risk.sel(lr=-1.0)))
 
 
+@pytest.mark.slow
 def test_same_numbers_in_this_process_and_in_two():
     """Two groups of one program, to the bit: what differs by a list is not taken for one group."""
     shared = {
@@ -201,6 +202,7 @@ def test_same_numbers_in_this_process_and_in_two():
     assert not np.allclose(alone.risk[:, 0], alone.risk[:, 1])
 
 
+@pytest.mark.slow
 def test_exit_times_as_a_batch(monkeypatch):
     monkeypatch.setattr("sgdynamics.sweeps.job.Job.run", None)  # one by one would fail
     problem = {"kind": "TeacherStudent", "width": 1, "constraint": "sphere"}

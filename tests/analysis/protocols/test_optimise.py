@@ -64,6 +64,7 @@ def decay():
     return solve(erf(0.5), start_at(erf(0.5), 0.1, 2.0), 5.0, {"weight_decay": (0, 1)}, pieces=40)
 
 
+@pytest.mark.slow
 def test_rate_of_a_linear_student(rate):
     assert rate.value == pytest.approx(0.0033160124, rel=1e-5)
     assert best_linear_risk(1.0, 0.1, 20.0) == pytest.approx(0.0033148159, rel=1e-7)
@@ -164,6 +165,7 @@ def test_decay_switches_between_its_bounds(decay):
     assert float(ode.excess_risk[0, -1]) == pytest.approx(decay.value, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_runs_confirm_the_gain(decay):
     measured = decay.confirm(dimension=1000, runs=200, seed=1)
     # The mean of the chain deviates from the ODE by O(1/d).

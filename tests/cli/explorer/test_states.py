@@ -138,6 +138,7 @@ def simple():
     return State(width=1, activation="linear", lr=0.5, noise=0.1, dimension=20, time=10.0)
 
 
+@pytest.mark.slow
 def test_curves_are_those_of_the_solvers(simple):
     result = curves.curves(simple)
     plan = problem_files.plan(record(simple))
