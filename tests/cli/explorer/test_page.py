@@ -106,7 +106,11 @@ def page_address(browser):
 
 def test_a_slider_moves_the_curves_and_the_link_brings_them_back(browser, server):
     visit(browser, f"{server.url}#{address(SIMPLE)}")
-    wait(browser, f"{STATUS}.startsWith('Compiling for width 1, activation linear')", 10)
+    wait(browser, f"{STATUS}.startsWith('Compiling the ODE for width 1, activation linear')", 10)
+    # the ODE is drawn while the runs compile
+    wait(browser, f"{STATUS}.startsWith('Compiling the runs')")
+    assert browser.run(RISK)
+    assert browser.run("document.querySelector('#explorer-risk path.faint')") is None
     wait_until_settled(browser)
     before, runs = browser.run(RISK), browser.run(RUNS)
     press(browser, "lr", "ArrowRight")

@@ -172,6 +172,22 @@ def test_curves_are_those_of_the_solvers(simple):
     assert np.mean(result["exact"]["risk"], axis=0)[-1] < 0.5 * result["ode"]["risk"][0]
 
 
+def test_the_first_answer_is_the_ode_alone(simple, monkeypatch):
+    """The page draws it while the runs compile, so that it must not need them."""
+    state, solve, solved = replace(simple, seed=5), curves._solve, []
+
+    def recorded(state, method, times, **options):
+        solved.append((method, options))
+        return solve(state, method, times, **options)
+
+    monkeypatch.setattr(curves, "_solve", recorded)
+    first = curves.curves(state, 0)
+    assert solved == [("ode", {})]
+    assert (first["finite"], first["exact"]) == (None, {"t": [], "risk": [], "M": []})
+    assert not first["complete"]
+    assert curves.curves(state)["ode"] == first["ode"]
+
+
 def test_runs_in_pieces_are_those_in_one(simple, monkeypatch):
     """Each piece continues the runs of the one before, bit for bit, until they reach the end."""
     whole = curves.simulate_runs(simple)

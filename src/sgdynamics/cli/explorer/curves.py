@@ -1,8 +1,9 @@
 """Curves of the explorer: the ODE, the ODE with the exact mean step at dimension d, and exact runs.
 
-Exact runs take t d/lr steps, which can be millions. They are computed in pieces of about half a
-second: the page draws the first piece at once and asks for the next one until the runs are complete
-or a slider moves. A checkpoint lets each piece continue where the previous one ended.
+The ODE of d -> infinity compiles first and is drawn while the other programs compile. Exact runs
+take t d/lr steps, which can be millions. They are computed in pieces of about half a second: the
+page draws the first piece at once and asks for the next one until the runs are complete or a slider
+moves. A checkpoint lets each piece continue where the previous one ended.
 """
 
 from __future__ import annotations
@@ -41,30 +42,40 @@ class Theory:
 
     ``limit`` is the ODE of d -> infinity, ``finite`` the ODE whose drift is the exact mean of a
     step at dimension d, None for optimisers. ``times`` are the save points, which end early where
-    the ODE diverges.
+    the ODE diverges; ``diverged`` states whether it does.
     """
 
     times: np.ndarray
     limit: xr.Dataset
     finite: xr.Dataset | None
     notes: tuple[str, ...]
+    diverged: bool
 
 
 @lru_cache(maxsize=64)
-def solve_theory(state: State) -> Theory:
-    """Solve both ODEs of a state, up to the time at which the limit diverges, if it does."""
+def solve_limit(state: State) -> Theory:
+    """Solve the ODE of d -> infinity, up to the time at which it diverges, if it does."""
     times = _save_points(state)
     with record_warnings() as caught:
         limit = _solve(state, "ode", times)
         diverged = _diverged(limit)
         if diverged:
             times, limit = _times_before_divergence(state, times, limit)
-        finite = None
-        if state.has_finite_theory:
-            finite = _solve(state, "ode", times, dimension=state.dimension)
     # The solver's own warnings name save points of solutions that are not shown.
     notes = (_divergence_note(state, times[-1]),) if diverged else _sentences(caught)
-    return Theory(times, limit, finite, notes)
+    return Theory(times, limit, None, notes, diverged)
+
+
+@lru_cache(maxsize=64)
+def solve_theory(state: State) -> Theory:
+    """Solve both ODEs of a state, at the save points of the limit."""
+    theory = solve_limit(state)
+    if not state.has_finite_theory:
+        return theory
+    with record_warnings() as caught:
+        finite = _solve(state, "ode", theory.times, dimension=state.dimension)
+    notes = () if theory.diverged else _sentences(caught)
+    return replace(theory, finite=finite, notes=tuple(dict.fromkeys(theory.notes + notes)))
 
 
 def _times_before_divergence(
@@ -200,10 +211,20 @@ def curves(state: State, pieces: int | None = None) -> dict[str, Any]:
     """Return what the page draws, as plain values.
 
     These are the risks of both ODEs and of each run, the overlaps of the ODE, and their mean over
-    runs. ``complete`` is False as long as a call with more ``pieces`` computes longer runs.
+    runs. ``complete`` is False as long as a call with more ``pieces`` computes longer runs. With
+    zero pieces the answer is the ODE of d -> infinity alone.
     """
-    theory = solve_theory(state)
-    runs, complete, notes = simulate_runs(state, pieces)
+    if pieces == 0:
+        theory, complete, notes = solve_limit(state), False, ()
+        exact: dict[str, list[Any]] = {"t": [], "risk": [], "M": []}
+    else:
+        theory = solve_theory(state)
+        runs, complete, notes = simulate_runs(state, pieces)
+        exact = {
+            "t": _round(runs["t"]),
+            "risk": _round(runs["excess_risk"]),
+            "M": _overlap_curves(runs),
+        }
     return {
         "state": asdict(state),
         "notes": [*theory.notes, *notes],
@@ -219,11 +240,7 @@ def curves(state: State, pieces: int | None = None) -> dict[str, Any]:
             "t": _round(theory.finite["t"]),
             "risk": _round(theory.finite["excess_risk"][0]),
         },
-        "exact": {
-            "t": _round(runs["t"]),
-            "risk": _round(runs["excess_risk"]),
-            "M": _overlap_curves(runs),
-        },
+        "exact": exact,
     }
 
 

@@ -105,9 +105,10 @@
     else timer = setTimeout(ask, DEBOUNCE, number);
   };
   // Seconds pass visibly while the server compiles; the controls remain usable.
-  const announce = (began) => {
-    const words = `Compiling for ${settings.program.map((name) => `${name} ${state[name]}`).join(", ")}: ten to thirty seconds, once.`;
+  const announce = (what, began) => {
+    const words = `Compiling ${what} for ${settings.program.map((name) => `${name} ${state[name]}`).join(", ")}: ten to thirty seconds in all, once.`;
     const tell = () => say(`${words} ${Math.round((performance.now() - began) / 1000)} s so far; states that are compiled already can be looked at meanwhile.`);
+    clearInterval(clock);
     tell();
     clock = setInterval(tell, 1000);
   };
@@ -123,25 +124,30 @@
     }
     say("This page does not have this state: sgdynamics explore computes it.", true);
   };
-  // Exact runs come in pieces: each answer has longer runs than the one before, until they are complete.
+  // Exact runs come in pieces: each answer has longer runs than the one before, until they are complete. While
+  // programs compile, the first answer (no pieces) is the ODE alone.
   const ask = async (mine) => {
     const program = programOf(state);
     const began = performance.now();
     if (compiled.has(program)) say("Computing …");
-    else announce(began);
+    else announce("the ODE", began);
     busy(true);
     showEquations();
     request = new AbortController();
     try {
-      for (let pieces = 1; ; pieces += 1) {
+      for (let pieces = compiled.has(program) ? 1 : 0; ; pieces += 1) {
         const answer = await fetch(`curves?page=${page}&number=${mine}&pieces=${pieces}&${address(state)}`, { signal: request.signal });
         const curves = await answer.json();
-        if (answer.ok) compiled.add(program);
+        if (answer.ok && pieces > 0) compiled.add(program);
         if (mine !== number) return; // a newer request is on its way
         clearInterval(clock);
         if (!answer.ok) return say(curves.error, true);
         accept(curves);
         busy(false);
+        if (pieces === 0) {
+          announce("the runs", began);
+          continue;
+        }
         const seconds = ((performance.now() - began) / 1000).toFixed(2);
         if (curves.complete) {
           say([`Computed in ${seconds} s.`, ...curves.notes].join(" "));
@@ -406,8 +412,7 @@
     const legend = [
       ["currentColor", "line", "ODE, d → ∞"],
       ...(finite ? [["currentColor", "dotted", `ODE, d = ${shown.dimension}`]] : []),
-      [RUN_COLOUR, "faint", `${kindOfRuns}s, d = ${shown.dimension}`],
-      [MEAN_COLOUR, "mean", "their mean"],
+      ...(runs.length ? [[RUN_COLOUR, "faint", `${kindOfRuns}s, d = ${shown.dimension}`], [MEAN_COLOUR, "mean", "their mean"]] : []),
     ];
     if (byId("floor").checked && floorShown?.risk && floorShown.address === address(state)) {
       const x = floorShown.alpha.map((alpha) => ((alpha * shown.lr) / shown.batch) * scale);
@@ -424,7 +429,7 @@
     const which = [
       ["currentColor", "line", "first teacher unit"],
       ["currentColor", "dashed", "second"],
-      ["currentColor", "dots", "mean of runs"],
+      ...(runs.length ? [["currentColor", "dots", "mean of runs"]] : []),
       ...Array.from({ length: units }, (_, unit) => [colour(unit), "line", `unit ${unit + 1}`]),
     ];
     const words = "Overlaps of each student unit (colour) with the two teacher units by the ODE; dots are means of the runs.";

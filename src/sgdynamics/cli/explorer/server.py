@@ -107,7 +107,7 @@ class Explorer(ThreadingHTTPServer):
         """Return the curves of an address.
 
         ``page`` and ``number`` identify the page and count its requests; ``pieces`` is the number
-        of pieces of the exact runs to compute.
+        of pieces of the exact runs to compute, 0 for the ODE alone.
         """
         page, number = _page_of(query)
         pieces = _count(query, "pieces", 1)
@@ -116,8 +116,9 @@ class Explorer(ThreadingHTTPServer):
         with self._turn(page, number, lock):
             from sgdynamics.cli.explorer import curves
 
-            result = curves.curves(state, max(pieces, 1))
-            self.compiled.add(state.program)
+            result = curves.curves(state, pieces)
+            if pieces > 0:  # otherwise the program of the runs is still to be compiled
+                self.compiled.add(state.program)
             return result
 
     def floor(self, query: dict[str, str]) -> dict[str, Any]:
