@@ -29,9 +29,11 @@ def documented_sources() -> dict[str, str]:
     """Public names whose docstrings name a source, with the docstring."""
     sources = {}
     for page in sorted((DOCS / "api").glob("*.md")):
-        if page.stem in ("reproductions", "papers"):
-            continue  # the modules of papers name their paper themselves
+        if page.stem == "reproductions":
+            continue
         for kind, name, target in sections.documented_objects(page):
+            if ".".join(name.split(".")[1:3]) in SOURCES and ".papers." in name:
+                continue  # a module of one paper names it for all its functions
             doc = inspect.getdoc(target) or ""
             if kind in ("function", "class", "method") and SOURCE.search(doc):
                 sources[name.removeprefix("sgdynamics.")] = doc
@@ -131,6 +133,9 @@ def test_functions_and_contexts_are_cited_once():
     keys = keys_of(sgd.cite(both, quiet, sgd.leap_complexity, "exit_time"))
     assert len(keys) == len(set(keys))
     assert {"abbe2023leap", "saad1995line", "arnaboldi2023escaping"} <= set(keys)
+    papers = sgd.papers
+    functions = (papers.escaping_mediocrity.exit_time_quenched, papers.several_inputs.reward_drift)
+    assert keys_of(sgd.cite(*functions)) == ["sgdynamics", "arnaboldi2023escaping", "patel2025rl"]
     with pytest.raises(ValueError, match="subject = 3"):
         sgd.cite(3)
 

@@ -465,6 +465,23 @@ REFERENCES: dict[str, Reference] = {
             "doi": "10.1209/0295-5075/20/8/012",
         },
     ),
+    "patel2025rl": Reference(
+        "article",
+        (
+            "Patel, Nishil and Lee, Sebastian and Sarao Mannelli, Stefano and Goldt, Sebastian"
+            " and Saxe, Andrew"
+        ),
+        ("{RL} perceptron: Generalization dynamics of policy learning in high dimensions"),
+        2025,
+        {
+            "journal": "Physical Review X",
+            "volume": "15",
+            "number": "2",
+            "pages": "021051",
+            "doi": "10.1103/PhysRevX.15.021051",
+            "eprint": "2306.10404",
+        },
+    ),
     "anlauf1989adatron": Reference(
         "article",
         ("Anlauf, Joachim K. and Biehl, Michael"),
@@ -1231,6 +1248,13 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "papers.rough_landscapes": ("mignacco2021stochasticity",),
     "papers.quadratic_networks": ("bocchi2026escape",),
     "papers.dimension_free": ("loureiro2023dimension",),
+    "papers.optimisers.reuse_drift": ("dandi2024benefits",),
+    "papers.several_inputs.late_error": (
+        "kinouchi1992optimal",
+        "biehl1992line",
+        "anlauf1989adatron",
+    ),
+    "papers.several_inputs.reward_drift": ("patel2025rl",),
 }
 # Prefixes under which a record names models and updates.
 PREFIXES = ("", "models.", "updates.", "scaling.", "papers.")

@@ -70,7 +70,14 @@ def _names(subject: Any) -> Iterator[str]:
     elif callable(getattr(subject, "describe", None)):
         yield from _names_of_record(subject.describe())
     elif callable(subject) and hasattr(subject, "__name__"):
-        yield subject.__name__
+        module = str(getattr(subject, "__module__", ""))
+        if module.startswith("sgdynamics.papers."):
+            # a module of one paper names it for all its functions
+            paper = ".".join(module.split(".")[1:3])
+            yield paper
+            yield f"{paper}.{subject.__name__}"
+        else:
+            yield subject.__name__
     else:
         raise checks.reject(
             "subject", subject, "give a result, a problem, an algorithm or a public function"

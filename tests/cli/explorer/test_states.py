@@ -176,11 +176,11 @@ def test_the_first_answer_is_the_ode_alone(simple, monkeypatch):
     """The page draws it while the runs compile, so that it must not need them."""
     state, solve, solved = replace(simple, seed=5), curves._solve, []
 
-    def recorded(state, method, times, **options):
+    def record_call(state, method, times, **options):
         solved.append((method, options))
         return solve(state, method, times, **options)
 
-    monkeypatch.setattr(curves, "_solve", recorded)
+    monkeypatch.setattr(curves, "_solve", record_call)
     first = curves.curves(state, 0)
     assert solved == [("ode", {})]
     assert (first["finite"], first["exact"]) == (None, {"t": [], "risk": [], "M": []})

@@ -62,7 +62,7 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     are not learned. (b) T = 8: the start decides; what is too far from the teacher is punished into
     noise. (c) Paths to both sides of that line. Circles: runs in the colour of their mean. Quick: d
     = 400, 96 runs to alpha = 60; full: d = 2000, 256. After Patel, Lee, Mannelli, Goldt and Saxe,
-    "The RL perceptron" (2023).
+    "RL perceptron" (2025).
 
     Examples
     --------

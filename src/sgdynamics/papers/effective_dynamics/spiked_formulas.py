@@ -214,7 +214,7 @@ def rescaled_drift(
     u1 : float or ndarray
         The rescaled overlap sqrt(n) m.
     u2 : float or ndarray
-        r2.
+        The squared length r2 of the component orthogonal to the spike.
     Lam : float
         The rescaled snr, snr/n^((k-2)/2).
     c : float, default 1.0
@@ -255,7 +255,7 @@ def rescaled_noise(k: int, u2: RealArray, c: float = 1.0) -> np.ndarray:
     k : int
         The order of the tensor.
     u2 : float or ndarray
-        r2.
+        The squared length r2 of the component orthogonal to the spike.
     c : float, default 1.0
         c_delta: the step size is c/n.
 

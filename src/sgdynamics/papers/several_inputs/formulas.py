@@ -247,7 +247,7 @@ def reward_drift(
     Notes
     -----
     A sample moves w along (1/T) sum_l sign(w.x_l) x_l, times e1 or -e2. Source: Patel, Lee,
-    Mannelli, Goldt and Saxe, "The RL perceptron" (2023).
+    Sarao Mannelli, Goldt and Saxe, "RL perceptron" (2025).
 
     Examples
     --------
