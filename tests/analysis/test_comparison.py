@@ -32,6 +32,7 @@ def test_results_that_cannot_be_compared(theory, simulation, message):
         sgd.compare(theory, simulation)
 
 
+@pytest.mark.slow
 def test_stages_are_compared_one_by_one():
     """At the time at which a stage ends and a fresh student starts, each has its own values."""
     problem = sgd.TeacherStudent(width=1, activation="erf", noise=0.1)

@@ -81,6 +81,7 @@ def exits_both_ways(monkeypatch, problem, algorithm, method, threshold=0.3, step
     return answers
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_exit_is_the_step_of_an_evaluation_after_each_step(monkeypatch):
     """At d = 40 and a large rate, risks fall below the level and rise again within a few steps."""

@@ -20,6 +20,7 @@ def error_within_a_round(U, time):
     return 0.75 * first**2 * U + (second * U + 0.2 * (1 - second)) / 4
 
 
+@pytest.mark.slow
 def test_the_exit_by_the_ode_is_that_of_the_closed_recursion():
     exits = sgd.exit_time(LINEAR, LOCAL, ORIGIN, threshold=0.8)
     U, rounds = 1.0, 0

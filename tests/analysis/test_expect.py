@@ -93,6 +93,7 @@ def test_the_expected_loss_is_the_risk(kind):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow(["mixture", "snr = inf"], ("snr = inf",)))
 def test_the_expected_correct_sign_is_the_accuracy(kind):
     problem, _ = KINDS[kind]

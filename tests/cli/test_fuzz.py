@@ -114,14 +114,19 @@ def ends_well(folder: Path, *arguments: object) -> str:
 
 # These read their problems and algorithms as the others do, and take the longest.
 SLOW_EXAMPLES = (
+    "attention",
     "committee",
     "controls",
     "deep_linear",
     "diagonal",
     "lora",
+    "many_epochs",
     "message_passing",
     "momentum_on_data",
     "optimisers",
+    "power_law",
+    "wide_network",
+    "workers",
 )
 
 

@@ -31,6 +31,7 @@ SLACK = 3 / D  # relative correction of a mean at finite d
 # These kinds have sampled expectations or sums over cases. They have tests of their own,
 # tests/simulation/test_tokens.py and test_regularised.py.
 COMPILES_LONG = ("several inputs", "dropout", "contexts", "other inputs", "temperature")
+SLOW_SDES = ("rule", "workers", "students", *COMPILES_LONG)
 
 CALLS = {
     "solve_ode": lambda *objects: sgd.solve_ode(*objects, times=TIMES),
@@ -135,6 +136,9 @@ def relative_change(theory):
             "students",
             "coordinatewise update",
             "snr = inf",
+            "diagonal",
+            "mixture",
+            "workers",
             *COMPILES_LONG,
         ),
     ),
@@ -148,7 +152,7 @@ def test_the_ode_is_the_mean_of_runs(kind):
         assert_agreement(theory, solution(kind, method), SLACK)
 
 
-@pytest.mark.parametrize("kind", slow(supported_kinds("solve_sde", "other batch"), COMPILES_LONG))
+@pytest.mark.parametrize("kind", slow(supported_kinds("solve_sde", "other batch"), SLOW_SDES))
 def test_the_sde_has_the_mean_of_the_ode_and_the_standard_deviation_of_runs(kind):
     paths, chain = solution(kind, "solve_sde"), solution(kind, "simulate")
     assert_agreement(solution(kind, "solve_ode"), paths, SLACK + 3e-3)  # for the long steps
@@ -178,7 +182,15 @@ def test_exact_and_direct_runs_have_the_same_law(kind):
     "kind",
     slow(
         supported_kinds("solve_dmft", "fields", "epochs", "deep linear", "wide network"),
-        ("mixture", "snr = inf", "update on data", "top", "message passing", *COMPILES_LONG),
+        (
+            "mixture",
+            "snr = inf",
+            "update on data",
+            "top",
+            "message passing",
+            "diagonal",
+            *COMPILES_LONG,
+        ),
     ),
 )
 def test_dmft_is_the_mean_of_runs_on_a_data_set(kind):
@@ -209,6 +221,8 @@ def test_the_mean_field_is_the_ode_of_small_steps(kind):
 # The exit times of these kinds run in the slow tests: each compiles a program of its own.
 SLOW_EXITS = (
     "mixture",
+    "fields",
+    "workers",
     "top",
     "rule",
     "spiked tensor",
@@ -284,6 +298,7 @@ SLOW_RUNS = (
     "coordinatewise update on data",
     "message passing",
     "deep linear",
+    "diagonal",
     *COMPILES_LONG,
 )
 

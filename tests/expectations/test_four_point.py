@@ -172,6 +172,7 @@ def test_kinked_against_monte_carlo(student, teacher):
         )  # false alarm 1e-6
 
 
+@pytest.mark.slow
 def test_orthants_against_scipy():
     from scipy.stats import multivariate_normal
 

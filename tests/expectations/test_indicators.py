@@ -84,6 +84,7 @@ def test_two_units_against_scipy():
     assert error[0] < 1e-10
 
 
+@pytest.mark.slow
 def test_three_units_against_scipy():
     """Adaptive quadrature over two of three units, and one case by orthants."""
     # independent fields with positive heads: f = 0 only where all are inactive

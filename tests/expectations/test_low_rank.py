@@ -15,6 +15,7 @@ from sgdynamics.expectations.sampled import SobolAverages
 from sgdynamics.expectations.solver_interface import Evaluation
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("activation", "finite"),
     [

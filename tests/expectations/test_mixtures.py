@@ -141,6 +141,7 @@ def optimum_state(u):
     return np.array([v, v, -v, -v]), np.array([[m, 0], [-m, 0], [0, m], [0, -m]]), R
 
 
+@pytest.mark.slow
 def test_xor_optimum():
     """Units at +-mu and +-nu, antiparallel in pairs up to R/Q = 4e-4, with R nearly singular.
 
@@ -481,6 +482,7 @@ def test_derivatives(width, tolerance):
 # sampling
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [5, pytest.param(6, marks=pytest.mark.slow)])
 def test_wide_networks_against_monte_carlo(width):
     generator = np.random.default_rng(width)

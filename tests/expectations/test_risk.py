@@ -38,6 +38,7 @@ def test_a_state_that_all_runs_share_is_evaluated_once() -> None:
     assert len(risk.distinct_states(states)[0]["a"]) == 3 * 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["risk", "accuracy"])
 def test_values_of_shared_states_are_those_of_single_states(kind: str) -> None:
     problem = sgd.GaussianMixture("binary", width=2, snr=5.0)

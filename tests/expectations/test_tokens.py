@@ -176,6 +176,7 @@ def attending(correlation):
     return problem, sgd.start(problem, M=[[0.3, 0.1], [-0.2, 0.4]], Q=[[1.0, 0.2], [0.2, 0.8]])
 
 
+@pytest.mark.slow
 def test_attention_from_few_points():
     problem, start = attending(0.4)
     quadrature = Quadrature(log2_points=10)

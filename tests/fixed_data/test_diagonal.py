@@ -35,6 +35,7 @@ def twice(excess):
     return 2 * excess.values[0]
 
 
+@pytest.mark.slow
 def test_one_pass_reference_values():
     """Particles of another implementation, to their error .0005 (2605.17177)."""
     noisy = sgd.solve_ode(PROBLEM, ONE_PASS, alpha=[1, 2, 5, 10, 20])

@@ -390,6 +390,7 @@ def test_bad_input():
         sgd.solve_dmft(problem, descent, start, steps=[60], **settings)
 
 
+@pytest.mark.slow
 def test_more_directions_than_paths_can_carry():
     problem, start = linear()
     algorithm = sgd.MultiPassSGD(lr=LR, samples_per_dimension=ALPHA, batch_fraction=0.5)

@@ -68,6 +68,7 @@ def cholesky(S, squares, tolerance):
     return jnp.linalg.inv(jnp.linalg.cholesky(S)), jnp.ones(len(S), bool)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "covariance"),
     [
@@ -161,6 +162,7 @@ def test_no_step_copies_the_bases(backend, width, monkeypatch):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [

@@ -185,6 +185,7 @@ def test_the_full_ode_comes_closer_like_one_over_p():
     assert np.all(erf_flow(M3, Q3, TIMES) > 1.05 * limit["excess_risk"].values[0])
 
 
+@pytest.mark.slow
 def test_relu_with_a_trained_head_conserves_and_descends():
     """Since s(c x) = c s(x) for c > 0, each unit conserves a^2 - head_rate |w|^2.
 

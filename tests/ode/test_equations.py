@@ -207,8 +207,8 @@ def slope_of_solution(problem, algorithm, time: float = 1e-4) -> dict[str, np.nd
     "update",
     [
         sgd.updates.momentum(0.6),
-        sgd.updates.clipped(0.5),
-        sgd.updates.normalised(),
+        pytest.param(sgd.updates.clipped(0.5), marks=pytest.mark.slow),
+        pytest.param(sgd.updates.normalised(), marks=pytest.mark.slow),
     ],
     ids=str,
 )

@@ -83,6 +83,7 @@ def gaps(kind, M, a, widths, times=TIMES):
     return np.array(distances), flow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["binary", "xor"])
 def test_limit_of_smoothed_fields(kind):
     # A start that meets surfaces, with two coordinates exactly on theirs: one surface attracts, one

@@ -442,6 +442,7 @@ def mean_p1_time(d: int, gamma: float, T: float) -> float:
     return 2 * integrate.quad(integrand, 0, 10 / d**0.5, limit=200)[0]
 
 
+@pytest.mark.slow
 def test_sgd_leaves_at_the_corrected_time():
     gamma = 1 / 12
     # the reference ODE time 1.497
@@ -521,6 +522,7 @@ def test_gain_is_the_limit_of_the_minimal_steps():
     assert em.overparametrization_gain(0.0, admissible=False) == 6
 
 
+@pytest.mark.slow
 def test_stable_rate_against_the_ode():
     bound = em.largest_stable_lr(2, 0.0)
     assert final_excess(2, 0.9 * bound, 0.0) < 0.01

@@ -303,6 +303,7 @@ def test_arc_paths_have_the_law_of_the_sde():
     assert np.abs(np.corrcoef(residual[:, 0], u[:, 1, 0])[0, 1]) < Z / np.sqrt(runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["binary", "xor"])
 def test_sgd_has_the_stationary_variance_of_the_arc(kind):
     """Fluctuations of order 1/sqrt(N) around a point of the arcs have the stationary covariance.

@@ -38,6 +38,7 @@ def test_plateau_of_sgd_and_its_best_rate(p, p_star):
     assert np.isnan(qn.plateau_growth(p, p_star, 10.0 * p)).all()
 
 
+@pytest.mark.slow
 def test_noise_of_sgd_in_small_overlaps():
     """The noise of SGD adds `noise_share` to the squared overlap that grows from the plateau.
 

@@ -112,6 +112,7 @@ def scales(monkeypatch, result: xr.Dataset) -> set[str]:
     return {ax.get_xscale() for ax in drawn[-1].axes}
 
 
+@pytest.mark.slow
 def test_times_that_grow_by_factors_have_a_logarithmic_axis(monkeypatch):
     """Save points that grow by factors have a logarithmic axis, evenly spaced ones a linear axis.
 
@@ -149,6 +150,7 @@ def test_the_time_axis_divides_by_what_the_clock_divides_by(clock, label):
     plt.close("all")
 
 
+@pytest.mark.slow
 def test_the_table_and_the_picture_show_the_requested_clock_and_epochs(monkeypatch):
     drawn = []
     image = display._image

@@ -92,6 +92,7 @@ def test_reference_values_of_sequences(n):
     )
 
 
+@pytest.mark.slow
 def test_reference_values_of_rules():
     """The perceptron and the GAN follow reference values; the perceptron's risk is acos(rho)/pi."""
     rule = sgd.models.perceptron()

@@ -176,6 +176,7 @@ def test_the_gradient_of_the_final_loss(fit):
     assert np.isfinite(loss)
 
 
+@pytest.mark.slow
 def test_models_are_compared_on_curves_that_are_left_out(fit):
     table = fit.compare()
     assert table["model"].values.tolist() == ["theory", "theory6", "multi_power", "annealing"]
@@ -234,6 +235,7 @@ def test_the_fit_is_fast():
     assert time.process_time() - start < 0.1
 
 
+@pytest.mark.slow
 def test_a_million_rows_are_read_in_seconds(tmp_path):
     steps = np.arange(1_000_000)
     losses = 2 + (1 + steps) ** -0.3 + 0.05 * np.random.default_rng(0).standard_normal(1_000_000)

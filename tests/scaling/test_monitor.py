@@ -45,6 +45,7 @@ def language_model():
     return monitor, outlooks
 
 
+@pytest.mark.slow
 def test_the_final_loss_of_a_language_model_is_known_at_half_of_its_run(language_model):
     monitor, outlooks = language_model
     assert monitor.outlooks == outlooks
@@ -80,6 +81,7 @@ def test_the_forecast_is_that_of_the_same_curves(language_model):
     assert outlooks[-1].upper == pytest.approx(float(end.upper), abs=2e-3)
 
 
+@pytest.mark.slow
 def test_the_rest_of_the_run_and_its_picture(language_model):
     monitor, outlooks = language_model
     prediction = monitor.predict()

@@ -129,7 +129,9 @@ def test_exact_and_direct_agree_in_law(case):
             )
 
 
-@pytest.mark.parametrize("batch", [1, 2, 7])
+@pytest.mark.parametrize(
+    "batch", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(7, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     "options", [{}, {"constraint": "sphere"}, {"head": "trained", "weight_decay": 0.3}], ids=str
 )

@@ -38,6 +38,7 @@ def scaled_ball(state, gradient, lr, D, number):
 STATE = {"rows": ("velocity", "average"), "scalars": ("norm",)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_two_sets_and_a_scalar(batch):
     problem = sgd.TeacherStudent(

@@ -107,6 +107,7 @@ def test_replay_with_two_heads():
     assert second_phase.context_risk.mean().item() == pytest.approx(0.0258949173, rel=1e-8)
 
 
+@pytest.mark.slow
 def test_curriculum():
     problem = groups()
     start = sgd.start(problem, M=[[[0.1]], [[0.0]]], Q=[[[0.5]], [[0.5]]])

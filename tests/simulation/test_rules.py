@@ -145,6 +145,7 @@ def test_the_mean_of_one_step_is_that_of_the_chain(kind):
         ), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["autoencoder", pytest.param("several", marks=pytest.mark.slow)])
 def test_chain_and_direct_runs_have_one_law(kind):
     problem = (
@@ -270,6 +271,7 @@ def towards_zero(fields, signals, head, z):
     return 0.5 * (fields[0] - z) ** 2
 
 
+@pytest.mark.slow
 def test_a_problem_without_signals(tmp_path):
     """Without signals dQ/dt = -2 Q + lr (Q + 1), and the mean of Q at finite d has a closed form.
 

@@ -38,6 +38,7 @@ def problem_of(**changes):
     return sgd.TeacherStudent(**(arguments | changes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_chain_against_direct(batch):
     """Blocks of one and of two coordinates, where two signals and two rows would need four."""

@@ -170,6 +170,7 @@ def test_one_token_is_one_input():
         np.testing.assert_allclose(without_tokens["Q"], one_token["Q"], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_label_noise_of_a_mixture():
     """With clusters and draws, the loss receives the draws, the cluster and its label."""
 

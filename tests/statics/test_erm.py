@@ -130,6 +130,7 @@ def test_mixture():
     np.testing.assert_allclose(values, [1.66689, 3.91006, 0.175196, 0.116602], rtol=5e-6)
 
 
+@pytest.mark.slow
 def test_ridge_in_a_mixture_with_far_clusters():
     """The plain iteration oscillates here; direct minimisers of the loss in d = 300."""
     alpha, decay, snr, d, runs = 2.0, 0.1, 4.0, 300, 60
@@ -256,6 +257,7 @@ def test_max_margin_of_many_samples():
     assert total == pytest.approx(1.0, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_jump_across_two_signals_is_that_of_one():
     """sign(z1 + 2 z2 - 0.3) has the predictor of sign(sqrt(5) z - 0.3)."""
     two = sgd.MultiIndex(lambda z: z[0] + 2 * z[1] - 0.3, 2, 1, "linear", labels=SIGN,
@@ -268,6 +270,7 @@ def test_a_jump_across_two_signals_is_that_of_one():
         assert first[name].item() == pytest.approx(second[name].item(), rel=1e-7)
 
 
+@pytest.mark.slow
 def test_noise_without_a_mean():
     problem = linear(sgd.labels.cauchy(0.3))
     result = sgd.erm(problem, 1.7, weight_decay=0.08, loss="huber")

@@ -67,6 +67,7 @@ def test_committee_learns_its_sum_first():
     assert second == pytest.approx([0.0, 1.0], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_signs_of_products():
     """sign(z1 z2) has the threshold pi^2/4; sign(z1 z2 z3) tells nothing of second moments."""
     two = sgd.MultiIndex(lambda z: jnp.sign(z[0] * z[1]), kinks=[0.0])

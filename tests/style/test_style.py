@@ -280,6 +280,7 @@ def test_marked_fillers_count_in_the_share_of_a_folder():
     assert len(gate.failures({"found": check_python("example.py", "found = 1\n")})) == 2
 
 
+@pytest.mark.slow
 def test_the_repository_has_no_findings():
     """Run `python -m tests.style FOLDER` for the findings of a folder."""
     reports = gate.check_all(gate.all_files())

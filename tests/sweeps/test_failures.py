@@ -487,6 +487,7 @@ def killed_again_and_again(tmp_path, workers, kills):
     return store, log
 
 
+@pytest.mark.slow
 def test_resumes_after_being_killed(tmp_path):
     store, log = killed_again_and_again(tmp_path, 1, (4,))
     count = len(calls(log))

@@ -360,6 +360,7 @@ def test_numbers_inside_objects_vary():
         sweep(answer, problem=problem, algorithm=record, over={"algorithm.update.beta": [2.0]})
 
 
+@pytest.mark.slow
 def test_power_law_is_recovered_within_its_interval():
     generator = np.random.default_rng(5)
     x = np.geomspace(1, 1000, 12)

@@ -40,6 +40,7 @@ def matrix_statistics(x):
     return jnp.stack([x[0], jnp.sqrt(x.size) * x[0], jnp.sum(x[1:] ** 2), jnp.sum(x[1:4]) ** 3 / 6])
 
 
+@pytest.mark.slow
 def test_scaling_of_the_spiked_matrix():
     dimensions, lr, r2 = (32, 128, 512), 0.5, 0.8
     scaling = effective_scaling(

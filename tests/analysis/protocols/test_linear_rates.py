@@ -160,6 +160,7 @@ def test_hard_power_law(steps):
     assert 0.47 < optimum.rates[0] < 0.57
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("a", "b", "constant", "hundred", "single_steps"),
     [

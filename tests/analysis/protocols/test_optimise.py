@@ -109,6 +109,7 @@ def test_other_parameters_compile_nothing(rate):
     assert results[0].extrapolated == pytest.approx(best_linear_risk(1.8, 0.2, 7.0), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_budget_against_pontryagin_by_shooting(rate):
     """Shooting for p(0) and the multiplier l, from p(T) = 1 and the mean of u.
 
@@ -265,6 +266,7 @@ def test_switches_of_step_functions():
     assert find_switches(np.full(5, 0.3), (0.0, 1.0), edges).size == 0
 
 
+@pytest.mark.slow
 def test_plot(decay, tmp_path):
     fig, axes = sgd.plot.protocol(decay)
     assert [ax.get_ylabel() for ax in axes] == ["weight decay", "excess risk"]

@@ -89,6 +89,7 @@ def test_the_best_schedule_is_that_of_the_library(server, fit):
     assert answer["best"]["decay_start"] == pytest.approx(best.decay_start, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_notes_of_the_best_schedule_name_it(server):
     """The best schedule of this curve stays below the measured peak, where there is no band."""
     name = "synthetic_a2.0_wsd"

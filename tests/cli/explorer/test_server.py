@@ -207,6 +207,7 @@ def test_malformed_requests_leave_the_server_working(server, request_bytes):
     assert get(server, "/settings")[0] == 200
 
 
+@pytest.mark.slow
 def test_a_flood_of_connections_is_cut_off(server):
     """Idle connections beyond the limit are closed at once; afterwards the page answers again."""
     flood = [

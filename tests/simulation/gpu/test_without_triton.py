@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import sys
 sys.modules["jaxlib.mlir._mlir_libs._triton_ext"] = None  # its import raises ImportError
@@ -24,6 +26,7 @@ print(pallas.triton)
 """
 
 
+@pytest.mark.slow
 def test_simulations_do_not_need_triton() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
