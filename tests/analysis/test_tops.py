@@ -131,6 +131,7 @@ def test_optimal_protocol_is_the_best_of_all_rates():
     assert risk < min(grid)
 
 
+@pytest.mark.slow
 def test_sweeps_reach_the_leaves():
     """Points over the rate of a leaf and over its start, compared with single calls."""
     problem, _ = polynomial()
