@@ -35,6 +35,7 @@ def linear_rounds(workers, rounds):
     return np.array(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "expected"),
     [
