@@ -109,16 +109,22 @@ def test_a_certificate_tests_theory_and_simulation():
 
 
 @pytest.mark.slow
-def test_the_value_of_a_protocol_is_the_risk_of_its_ode():
+def test_optimal_rates_are_better_than_their_neighbours():
+    """Two pieces; a trial at the largest rate is unstable and must not end the search."""
     problem, start = linear_top(), linear_top_start(linear_top())
     algorithm = sgd.OnePassSGD(lr=0.5, head_rate={"V": 0.7})
     best = sgd.optimal_protocol(
         problem, algorithm, start, alpha=30.0, controls={"lr": (0, 5)}, pieces=2, progress=False
     )
-    schedule = sgd.piecewise_rate([15.0], list(best.protocol["lr"]))
-    path = sgd.solve_ode(problem, algorithm.replace(lr=schedule), start, alpha=[30.0])
-    assert best.value == pytest.approx(float(path.risk[0, 0]), rel=1e-7)
-    assert best.value < best.constant["risk"]
+
+    def final_risk(rates):
+        changed = algorithm.replace(lr=sgd.piecewise_rate([15.0], list(rates)))
+        return float(sgd.solve_ode(problem, changed, start, alpha=[30.0]).risk[0, 0])
+
+    risk = final_risk(best.protocol["lr"])
+    assert best.value == pytest.approx(risk, rel=1e-7)
+    for factors in ((0.9, 1.0), (1.1, 1.0), (1.0, 0.9), (1.0, 1.1), (0.9, 1.1), (1.1, 0.9)):
+        assert final_risk(best.protocol["lr"] * np.array(factors)) > risk
 
 
 @pytest.mark.slow

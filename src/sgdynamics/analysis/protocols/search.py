@@ -28,6 +28,8 @@ MOST_REFINEMENT = 64
 # Stands for the logarithm of an objective that is not finite; the line search then shortens its
 # step.
 DIVERGED = 1e3
+# Largest slope of the minimised function; only unstable trajectories are steeper.
+STEEPEST = 1e8
 # Number of constants that are tried at once, by the number of controls without a budget.
 GRID_POINTS = {1: 33, 2: 81}
 # The same for more than two controls.
@@ -114,10 +116,16 @@ class Search:
         if not (math.isfinite(value) and np.all(np.isfinite(gradient))):
             return DIVERGED, np.zeros_like(gradient)
         if not self.log:
-            return self.scale * value, self.scale * gradient
-        if value <= 0:
+            level, slope = self.scale * value, self.scale * gradient
+        elif value <= 0:
             raise _NotPositive
-        return math.log(value), gradient / value
+        else:
+            level, slope = math.log(value), gradient / value
+        if np.max(np.abs(slope), initial=0.0) > STEEPEST:
+            # An unstable trajectory that ends at a finite value: a line search that interpolates
+            # with its slope takes a step of 0, which looks like convergence.
+            return DIVERGED, np.zeros_like(gradient)
+        return level, slope
 
     def _objective_at(self, level: float) -> float:
         """The objective J that corresponds to a value of the minimised function."""
