@@ -264,36 +264,18 @@ def test_rich_and_lazy_published_settings(gamma0, rate, expected):
 
 @pytest.mark.slow
 def test_three_layers_of_relu_in_the_published_setting():
-    """Squared errors after 20 steps: another sweep .0944(7), networks of 1024 neurons .103(5)."""
-    problem = published_setting().replace(hidden_layers=3, activation="relu")
+    """Squared errors after 20 steps: another sweep .0944(7), networks of 1024 neurons .103(5).
+
+    The activation is sqrt(2) max(h, 0), whose features keep the norms of the inputs.
+    """
+    relu = sgd.Activation(lambda h: jnp.sqrt(2.0) * jnp.maximum(h, 0.0), kinks=[0.0])
+    problem = published_setting().replace(hidden_layers=3, activation=relu)
     result = solve(problem, sgd.GradientDescent(lr=0.1), [20], 16384)
     square = 2 * result.train_risk.values[0, 0]
     error = 2 * result.train_risk_standard_error.values[0, 0]
-    print(square, error, result.attrs["rank"])
     assert abs(square - 0.0944) < Z * np.hypot(error, 0.0007)
     assert abs(square - 0.103) < Z * 0.005
     assert error < 0.003
-
-
-@pytest.mark.slow
-def test_sampled_neurons_are_worth_several_times_as_many_trained_ones():
-    """M Sobol neurons have the variance of a network of about 10 M neurons in the squared error.
-
-    A network of 1024 neurons has the standard deviation .0141 after 50 steps, and its variance
-    falls as 1/N.
-    """
-    algorithm, neurons = sgd.GradientDescent(lr=0.1), 2048
-    results = [
-        solve(published_setting(), algorithm, [50], 4 * neurons, seed=seed) for seed in range(6)
-    ]
-    squares = np.array([2 * result.train_risk.item() for result in results])
-    # Each result is a mean over four replicates.
-    deviation = 2 * squares.std(ddof=1)
-    networks = 0.0141 * np.sqrt(1024 / neurons)
-    worth = (networks / deviation) ** 2
-    print(squares, deviation, worth, [r.attrs["error_paths"] for r in results])
-    assert worth > 3
-    assert abs(squares.mean() - 0.1957) < Z * 0.0035
 
 
 @pytest.mark.slow
