@@ -346,6 +346,7 @@ def test_info():
     assert "python" in invoke("info").stdout
 
 
+@pytest.mark.slow
 def test_sweep(first, folder):
     sweep = '[sweep]\nsolver = "ode"\nworkers = 1\n[sweep.over]\n'
     sweep += '"algorithm.lr" = { from = 0.1, to = 0.4, points = 3, spacing = "log" }\n'
@@ -650,6 +651,7 @@ def test_bad_input_is_one_line(case, folder):
     )
 
 
+@pytest.mark.slow
 def test_several_results_of_a_file(first, folder):
     """Results saved by Python are solved again; none is compared with itself or overwritten."""
     file = folder / "several.nc"
@@ -715,6 +717,7 @@ def test_what_a_sweep_of_the_mean_field_is_told(folder):
     ]
 
 
+@pytest.mark.slow
 def test_help_does_not_wait_for_jax_and_the_public_names_are_one_list():
     """Type checkers and the lazy table have the same names; the package and help need no JAX."""
     code = """

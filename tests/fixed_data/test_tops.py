@@ -22,6 +22,7 @@ def describe(algorithm):
     return f"{type(algorithm).__name__}-{algorithm.update}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [

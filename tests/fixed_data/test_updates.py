@@ -126,6 +126,7 @@ def assert_same_law(problem, algorithm, start, steps, runs, dimension=40):
     assert np.all(np.abs(z) < Z), z
 
 
+@pytest.mark.slow
 def test_exact_law_of_momentum_is_that_of_direct_runs():
     algorithm = sgd.MultiPassSGD(0.8, 3.0, batch_fraction=0.5, update=U.momentum(0.7))
     assert_same_law(LINEAR, algorithm, LINEAR_START, [4], 1000, dimension=20)
@@ -182,6 +183,7 @@ def assert_close_to(result, expected, errors):
     assert np.all(own <= np.maximum(0.1 * np.abs(expected), 3 * np.asarray(errors))), own
 
 
+@pytest.mark.slow
 def test_limit_of_momentum_has_the_closed_means():
     algorithm = sgd.GradientDescent(0.4, 2.0, update=U.momentum(0.8))
     arguments = {"steps": [5, 12], "paths": 4096, "replicates": 4, "seed": 5, "progress": False}
@@ -336,6 +338,7 @@ def loop_step(state, gradient, lr, D, number):
     return {"weights": jax.lax.fori_loop(0, 2, move, jnp.zeros_like(state["weights"]))}
 
 
+@pytest.mark.slow
 def test_a_compiled_loop_over_gradients_needs_direct_runs():
     algorithm = sgd.GradientDescent(0.1, 2.0, update=U.own(loop_step))
     with pytest.raises(ValueError, match="compiled loop"):

@@ -53,6 +53,7 @@ def test_deep_top():
     np.testing.assert_allclose(final["top.u"], [0.568263, -0.599710], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_head_is_the_top_of_one_vector():
     """The same equations, whether the head is today's or a leaf."""
     import jax.numpy as jnp

@@ -26,6 +26,7 @@ COLLAPSE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mixing", "real"),
     [pytest.param(*case, marks=pytest.mark.slow) if case[1] else case for case in COLLAPSE],

@@ -41,6 +41,7 @@ def linear_rounds(workers, rounds, d=None):
     return np.array(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workers", "expected"),
     [
