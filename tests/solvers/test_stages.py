@@ -200,6 +200,7 @@ def test_a_weak_teacher_with_an_orthogonal_error():
     assert U[1] < min(weak_error, strong_error)
 
 
+@pytest.mark.slow
 def test_distilled_linear_students_follow_the_closed_forms():
     """A fresh student on noiseless outputs: w_2 = (1 - e^-t) w_1 with the noise of its steps."""
     stages = sgd.self_distillation(LINEAR, sgd.OnePassSGD(lr=0.5), {"times": [2.0]})
