@@ -133,14 +133,16 @@ def test_exact_and_direct_runs_have_one_law(workers):
 
 @pytest.mark.slow
 def test_paths_of_the_sde_fluctuate_like_runs():
-    options = {"alpha": [2.0], "dimension": 400, "runs": 1500}
-    paths = sgd.solve_sde(ERF, LOCAL, START, **options)
-    runs = sgd.simulate(ERF, LOCAL, START, **options)
+    count, workers = 600, LOCAL.replace(workers=2)
+    options = {"alpha": [1.0], "dimension": 100, "runs": count}
+    paths = sgd.solve_sde(ERF, workers, START, **options)
+    runs = sgd.simulate(ERF, workers, START, **options)
     for name in ("M", "Q"):
-        ratio = paths[name].values.std() / runs[name].values.std()
-        assert abs(ratio - 1) < Z * np.sqrt(1 / 1500) + 0.02, name
+        spread = runs[name].values.std()
+        ratio = paths[name].values.std() / spread
+        assert abs(ratio - 1) < Z * np.sqrt(1 / count) + 0.02, name
         gap = abs(paths[name].mean() - runs[name].mean()).item()
-        assert gap < Z * 2 * runs[name].values.std() / np.sqrt(1500) + 1 / 400, name
+        assert gap < Z * spread * np.sqrt(2 / count) + 1 / 100, name
 
 
 @pytest.mark.slow
