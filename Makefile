@@ -12,13 +12,18 @@ REPRODUCTIONS := $(wildcard reproductions/pyproject.toml)
 CONSTRAINTS ?= $(wildcard constraints.txt)
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 
-$(VENV)/.ready: pyproject.toml $(REPRODUCTIONS)
+$(VENV)/.library: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Try: make PYTHON=python3.11 ..." if sys.version_info < (3, 11) else 0)'
+	@echo "installing into $(VENV): this takes one to three minutes"
 	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --editable .
+	touch $@
+
+$(VENV)/.ready: $(VENV)/.library $(REPRODUCTIONS)
 	$(INSTALL) --editable '.[dev]' $(if $(REPRODUCTIONS),--editable ./reproductions)
 	touch $@
 
-demo: $(VENV)/.ready
+demo: $(VENV)/.library
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.ready

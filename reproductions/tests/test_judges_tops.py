@@ -86,6 +86,29 @@ def lora_data():
     )
 
 
+@cache
+def deep_data():
+    risks = np.stack([0.3 + 0.8 * np.exp(-TIME / 3), 0.05 + 1.2 * np.exp(-TIME / 5)])
+    overlaps = np.stack([0.9 - 0.5 * np.exp(-TIME / 4), 1.1 - 0.2 * np.exp(-TIME / 4)], axis=-1)
+    biases = np.stack([0.8 - 0.4 * np.exp(-TIME / 6)], axis=-1)
+    u = np.stack([2.0 - np.exp(-TIME / 6), -2.0 + np.exp(-TIME / 6)], axis=-1)
+    risk_runs = np.stack([draw_runs(line, 0.006, 7 + row) for row, line in enumerate(risks)])
+    return xr.Dataset(
+        {
+            "risk": (("network", "time"), risks),
+            "risk_runs": (("network", "run", "point"), risk_runs),
+            "overlaps": (("time", "overlap"), overlaps),
+            "overlaps_runs": (("run", "point", "overlap"), draw_runs(overlaps, 0.01, 9)),
+            "c": (("time", "inner_unit"), biases),
+            "c_runs": (("run", "point", "inner_unit"), draw_runs(biases, 0.01, 10)),
+            "u": (("time", "unit"), u),
+            "u_runs": (("run", "point", "unit"), draw_runs(u, 0.02, 11)),
+        },
+        {"network": ["one layer (1)", "three layers (1, 3, 2)"], "time": TIME, "point": POINT},
+        {"d": 300},
+    )
+
+
 def without_effect(name):
     """Return a change that makes all curves of a family equal."""
 
@@ -121,6 +144,11 @@ def useless_biases(data):
     return data
 
 
+def equal_depths(data):
+    data.risk_runs.values[1] = data.risk_runs.values[0]
+    return data
+
+
 BROKEN = [
     Break(judges.softmax_network, softmax, "Cross-entropy", "runs above", add("risk_runs", 0.05)),
     Break(judges.softmax_network, softmax, "Accuracy:", "runs below", add("accuracy_runs", -0.03)),
@@ -143,6 +171,24 @@ BROKEN = [
         "runs above",
         add("excess_risk_runs", 0.01),
     ),
+    Break(
+        judges.narrow_deep_network,
+        deep_data,
+        "Risk of three layers",
+        "runs above",
+        add("risk_runs", 0.1, 1),
+    ),
+    Break(judges.narrow_deep_network, deep_data, "Overlaps", "runs off", add("overlaps_runs", 0.1)),
+    Break(judges.narrow_deep_network, deep_data, "The second layer", "off", add("c_runs", 0.1)),
+    Break(judges.narrow_deep_network, deep_data, "The last layer", "runs off", add("u_runs", 0.2)),
+    Break(
+        judges.narrow_deep_network,
+        deep_data,
+        "One layer keeps",
+        "a lower risk",
+        add("risk_runs", -0.1, 0),
+    ),
+    Break(judges.narrow_deep_network, deep_data, "go below the risk", "no gain", equal_depths),
     *(
         Break(judges.low_rank_update, lora_data, claim, "no effect", without_effect(name))
         for name, claim in (
@@ -164,6 +210,7 @@ def test_broken_claim_differs(case):
         (judges.softmax_network, softmax),
         (judges.trained_biases, bias_data),
         (judges.low_rank_update, lora_data),
+        (judges.narrow_deep_network, deep_data),
     ],
 )
 def test_few_runs_do_not_decide(judge, data):

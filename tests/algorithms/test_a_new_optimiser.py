@@ -24,6 +24,7 @@ def test_the_example_is_short():
     assert len(Path(example.__file__).read_text(encoding="utf-8").splitlines()) < 60
 
 
+@pytest.mark.slow
 def test_theory_and_runs():
     """Means of direct runs and of the exact chain agree with the ODE.
 

@@ -47,6 +47,7 @@ def test_few_coordinates_a_step_follow_two_sets_of_rows():
     np.testing.assert_allclose(2 * result.excess_risk.values[0, 1], 0.11054386, atol=5e-9)
 
 
+@pytest.mark.slow
 def test_a_share_with_feedback_is_plain_sgd():
     result = sgd.solve_ode(LINEAR, sparse(share=0.2), ORIGIN, times=[2.0])
     plain = sgd.solve_ode(LINEAR, sgd.OnePassSGD(lr=0.5), ORIGIN, times=[2.0])

@@ -274,6 +274,7 @@ def test_the_first_epoch_is_one_pass():
     assert solve_two_time("reshuffle")[0][1] == pytest.approx(exact, abs=5e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.runs_long
 def test_a_saved_result_restores_the_call(tmp_path):
     """A file contains the problem, the algorithm, the save points and the number of cells."""
@@ -652,6 +653,7 @@ def test_a_schedule_in_dmft_and_runs():
     assert abs(distance(theory)[0, 2] - distance(constant_rate)[0, 2]) > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["epochs", pytest.param("GD", marks=pytest.mark.slow)])
 def test_exit_times_on_a_data_set(kind):
     """First passages of direct runs are those of their trajectories, saved at every step.
@@ -701,6 +703,7 @@ def test_early_stopping_of_gradient_flow():
         assert sgd.early_stopping(path.isel(time=slice(0, 5))).at_end[0]
 
 
+@pytest.mark.slow
 def test_save_points_that_coincide_are_reported_once():
     with pytest.warns(UserWarning, match="cells") as warnings:
         path = sgd.solve_dmft(

@@ -99,6 +99,7 @@ def test_the_same_for_each_kind_of_network(monkeypatch, name):
     np.testing.assert_array_equal(bounded, reference)
 
 
+@pytest.mark.slow
 def test_risks_fall_below_the_level_and_rise_again():
     """The curves of the first test cross their level many times."""
     problem, algorithm, method = SETTINGS["a closed form"]

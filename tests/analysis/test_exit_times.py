@@ -18,6 +18,7 @@ def phase_retrieval(p=1, noise=0.0):
     return sgd.TeacherStudent(width=p, activation="square", noise=noise, constraint="sphere")
 
 
+@pytest.mark.slow
 def test_ode_exit_is_the_closed_solution_of_width_one():
     problem = phase_retrieval(noise=0.5)
     m0 = np.array([0.02, 0.1, -0.3])
@@ -202,6 +203,7 @@ def test_criteria_and_exit_times_of_trajectories():
     )
 
 
+@pytest.mark.slow
 def test_bad_input_and_runs_that_do_not_leave():
     problem, algorithm = phase_retrieval(1, 0.1), sgd.OnePassSGD(lr=0.1)
     start = sgd.start(problem, M=[[0.05]], Q=[[1.0]])

@@ -112,6 +112,7 @@ def test_the_expected_correct_sign_is_the_accuracy(kind):
     )
 
 
+@pytest.mark.slow
 def test_a_readout_against_direct_samples():
     """A vector readout with jumps, compared with 1e5 samples in d dimensions."""
     problem = KINDS["blocks"][0]
@@ -156,6 +157,7 @@ def test_a_readout_against_direct_samples():
     assert np.all(np.abs(values.mean(axis=0) - expectation.values[0, -1]) <= Z * error)
 
 
+@pytest.mark.slow
 def test_scheduled_parameters_have_their_current_value():
     """A scale of the loss that decreases with alpha."""
     problem = sgd.Problem(
@@ -202,6 +204,7 @@ def test_expectations_at_a_start_and_of_particles():
     )
 
 
+@pytest.mark.slow
 def test_bad_input():
     problem, loss = KINDS["teacher"]
     start = start_of(problem)

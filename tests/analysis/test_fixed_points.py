@@ -26,6 +26,7 @@ def real_eigenvalues(point):
     return point.eigenvalues.real
 
 
+@pytest.mark.slow
 def test_phase_retrieval_with_one_unit():
     """The risk is (3 q^2 - 2 q - 4 m^2 + 3)/2.
 
@@ -62,6 +63,7 @@ def test_phase_retrieval_with_one_unit():
     assert [up.verdict, across.verdict] == ["stable", "saddle"]
 
 
+@pytest.mark.slow
 def test_families_of_quadratic_networks():
     """Fixed points have r directions orthogonal to the teacher's and s along them.
 
@@ -173,6 +175,7 @@ def test_the_ode_with_noise_ends_at_the_stable_point():
     assert any(abs(point.risk - stable.risk) < 1e-12 and point.stable for point in reached)
 
 
+@pytest.mark.slow
 def test_roots_without_rows_are_excluded_by_default():
     problem = sgd.TeacherStudent(width=2, teacher_width=2, activation="erf", noise=0.1)
     algorithm = sgd.OnePassSGD(lr=0.5)
@@ -186,6 +189,7 @@ def test_roots_without_rows_are_excluded_by_default():
         assert (np.linalg.eigvalsh(omega)[0] > -2e-9) == point.physical
 
 
+@pytest.mark.slow
 def test_trained_head_with_decay_and_covariance_blocks():
     """The optimum is stationary for the penalised risk, risk + (al/2)(|w|^2 + a^2), in the rows."""
     al, covariance = 0.02, [(0.5, 0.5), (1.5, 0.5)]

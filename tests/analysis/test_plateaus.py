@@ -162,6 +162,7 @@ def assert_runs_end_on_the_plateau(problem, rates, rtol=1e-6):
             assert (later - last) / (early - last) == pytest.approx(np.exp(-2), rel=0.05)
 
 
+@pytest.mark.slow
 def test_long_runs_of_two_units_end_on_the_plateau():
     assert_runs_end_on_the_plateau(matched_committee(2), (0.1, 0.4))
 

@@ -80,6 +80,7 @@ def test_regions_of_a_narrow_network(lr, dimension, name, solver):
     assert f"use {solver}" in text
 
 
+@pytest.mark.slow
 def test_wide_networks_are_in_the_mean_field_regime():
     assert wide_regime().name == "mean-field"
     assert wide_regime().solver == "solve_mean_field(problem, algorithm, start, times=...)"

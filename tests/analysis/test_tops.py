@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import sgdynamics as sgd
+from tests.problems.linear_top import linear_top, linear_top_start
 from tests.problems.trained_tops import bias_problem, bias_start, biased_loss, polynomial
 
 
@@ -79,7 +80,7 @@ def test_expectations_receive_the_pytree():
 
 
 @pytest.mark.slow
-def test_exit_times_and_certificate():
+def test_exit_times():
     problem, start = polynomial()
     algorithm = sgd.OnePassSGD(lr=0.3, head_rate={"b": 0.5})
     theory = sgd.exit_time(problem, algorithm, start, threshold=0.3)
@@ -88,6 +89,59 @@ def test_exit_times_and_certificate():
     )
     error = runs.times.std() / np.sqrt(40)
     assert abs(runs.times.mean() - float(theory.times[0])) < 5 * error + 0.02
+
+
+@pytest.mark.slow
+def test_a_certificate_tests_theory_and_simulation():
+    problem, start = polynomial()
+    certificate = sgd.certify(
+        problem,
+        sgd.OnePassSGD(lr=0.3, head_rate={"b": 0.5}),
+        start,
+        alpha=[1.0, 3.0],
+        dimension=30,
+        dimensions=(60, 240, 960),
+        runs=400,
+        progress=False,
+    )
+    assert certificate.passed
+    assert certificate.spread_slope == pytest.approx(-0.5, abs=0.1)
+
+
+@pytest.mark.slow
+def test_the_value_of_a_protocol_is_the_risk_of_its_ode():
+    problem, start = linear_top(), linear_top_start(linear_top())
+    algorithm = sgd.OnePassSGD(lr=0.5, head_rate={"V": 0.7})
+    best = sgd.optimal_protocol(
+        problem, algorithm, start, alpha=30.0, controls={"lr": (0, 5)}, pieces=2, progress=False
+    )
+    schedule = sgd.piecewise_rate([15.0], list(best.protocol["lr"]))
+    path = sgd.solve_ode(problem, algorithm.replace(lr=schedule), start, alpha=[30.0])
+    assert best.value == pytest.approx(float(path.risk[0, 0]), rel=1e-7)
+    assert best.value < best.constant["risk"]
+
+
+@pytest.mark.slow
+def test_sweeps_reach_the_leaves():
+    """Points over the rate of a leaf and over its start, compared with single calls."""
+    problem, _ = polynomial()
+    overlaps = {"M": [[0.3], [-0.2]], "Q": [[1, 0.2], [0.2, 0.8]]}
+    record = {"kind": "overlaps", **overlaps, "top": {"a": [0.6, 0.3], "b": [0.1, 0.2]}}
+    biases = [[0.1, 0.2], [0.4, 0.0]]
+    table = sgd.sweep(
+        "solve_ode",
+        problem=problem,
+        algorithm=sgd.OnePassSGD(lr=0.3, head_rate={"b": 0.5}),
+        start=record,
+        over={"algorithm.head_rate.b": [0.5, 2.0], "start.top.b": biases},
+        times=[0.5],
+    )
+    algorithm = sgd.OnePassSGD(lr=0.3, head_rate={"b": 2.0})
+    start = sgd.start(problem, **overlaps, top={"a": [0.6, 0.3], "b": biases[1]})
+    alone = sgd.solve_ode(problem, algorithm, start, times=[0.5])
+    np.testing.assert_allclose(
+        table["top.b"].values[1, 1].reshape(-1), alone["top.b"].values.reshape(-1), rtol=1e-9
+    )
 
 
 def test_problems_without_an_answer_say_why():

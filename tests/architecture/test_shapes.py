@@ -37,7 +37,7 @@ def trace_engine(setup: str = "") -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize(
     ("problems", "least"),
-    [(FEW, 8), pytest.param(None, 40, marks=pytest.mark.slow)],
+    [pytest.param(FEW, 8, marks=pytest.mark.slow), pytest.param(None, 40, marks=pytest.mark.slow)],
     ids=["few", "all"],
 )
 def test_shapes_are_those_of_the_signatures(problems, least):

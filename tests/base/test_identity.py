@@ -85,6 +85,7 @@ def test_values_are_equal_as_numbers():
     assert digest(factorial) == digest(factorial)  # a recursive function
 
 
+@pytest.mark.slow
 def test_identity_is_the_same_in_another_process():
     environment = {
         **os.environ,

@@ -198,6 +198,7 @@ def test_every_solver_announces_long_work(solver, monkeypatch):
     np.testing.assert_array_equal(result, expected)
 
 
+@pytest.mark.slow
 def test_the_mean_field_reports_its_three_solutions(monkeypatch):
     shares = []
     monkeypatch.setattr(Meter, "advance", lambda bar, share: shares.append(share / bar.total))
@@ -231,6 +232,7 @@ def test_the_mean_field_announces_long_work(monkeypatch):
         assert solve().equals(expected)
 
 
+@pytest.mark.slow
 def test_exits_by_the_ode_announce_long_work(monkeypatch):
     problem = sgd.TeacherStudent(width=2)
     start = sgd.start(problem, M=[[0.3], [0.1]], Q=np.eye(2))

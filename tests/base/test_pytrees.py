@@ -191,6 +191,7 @@ def test_later_changes_keep_mapped_parameters():
     assert user.clusters == ((1.5, (3.0,), 3.0), (1.5, (-3.0,), 0.0))
 
 
+@pytest.mark.slow
 def test_vmap_over_the_noise_of_a_problem():
     problem = sgd.TeacherStudent(2, noise=0.1)
     state = functional.state(sgd.start(problem, M=[[0.3], [-0.2]], Q=np.eye(2)))

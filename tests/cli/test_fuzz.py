@@ -124,7 +124,9 @@ SLOW_EXAMPLES = (
     "message_passing",
     "momentum_on_data",
     "optimisers",
+    "persistent_sgd",
     "power_law",
+    "stages",
     "wide_network",
     "workers",
 )
@@ -241,7 +243,7 @@ def change_bytes(file: Path, draw: random.Random) -> None:
 @pytest.mark.parametrize(
     ("change", "count"),
     [
-        (change_attributes, 40),
+        (change_attributes, 15),
         pytest.param(change_attributes, 150, marks=pytest.mark.slow),
         (change_bytes, 75),
     ],
@@ -263,5 +265,5 @@ def test_damaged_results(change, count, tmp_path, monkeypatch):
             else ends_well(tmp_path, "run", file, "--out", f"out{number}")
         )
     # A checksum covers every byte; attributes changed by a writer of netCDF files may be valid.
-    assert ends.count("refused") > 10
+    assert ends.count("refused") > min(10, count // 4)
     assert (ends.count("refused") == len(ends)) == (change is change_bytes)

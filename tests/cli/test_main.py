@@ -346,6 +346,7 @@ def test_info():
     assert "python" in invoke("info").stdout
 
 
+@pytest.mark.slow
 def test_sweep(first, folder):
     sweep = '[sweep]\nsolver = "ode"\nworkers = 1\n[sweep.over]\n'
     sweep += '"algorithm.lr" = { from = 0.1, to = 0.4, points = 3, spacing = "log" }\n'
@@ -407,6 +408,8 @@ def test_what_a_sweep_is_told(folder):
         "epochs.toml",
         "many_epochs.toml",
         "power_law.toml",
+        "stages.toml",
+        "workers.toml",
     ],
 )
 def test_examples_state_what_can_be_computed(name):
@@ -446,8 +449,11 @@ def test_message_passing_has_no_start():
         "epochs.toml",
         "many_epochs.toml",
         "message_passing.toml",
+        "momentum_on_data.toml",
         "power_law.toml",
         "deep_linear.toml",
+        "stages.toml",
+        "workers.toml",
     ],
 )
 def test_examples_agree_with_theory(name, tmp_path):
@@ -645,6 +651,7 @@ def test_bad_input_is_one_line(case, folder):
     )
 
 
+@pytest.mark.slow
 def test_several_results_of_a_file(first, folder):
     """Results saved by Python are solved again; none is compared with itself or overwritten."""
     file = folder / "several.nc"
@@ -710,6 +717,7 @@ def test_what_a_sweep_of_the_mean_field_is_told(folder):
     ]
 
 
+@pytest.mark.slow
 def test_help_does_not_wait_for_jax_and_the_public_names_are_one_list():
     """Type checkers and the lazy table have the same names; the package and help need no JAX."""
     code = """

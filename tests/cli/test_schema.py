@@ -27,6 +27,7 @@ def faults(record: dict) -> list[str]:
     return [error.message for error in VALIDATOR.iter_errors(record)]
 
 
+@pytest.mark.slow
 def test_the_schema_is_a_schema():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     assert json.loads(json.dumps(SCHEMA, allow_nan=False)) == SCHEMA

@@ -31,7 +31,7 @@ SLACK = 3 / D  # relative correction of a mean at finite d
 # These kinds have sampled expectations or sums over cases. They have tests of their own,
 # tests/simulation/test_tokens.py and test_regularised.py.
 COMPILES_LONG = ("several inputs", "dropout", "contexts", "other inputs", "temperature")
-SLOW_SDES = ("rule", "workers", "students", *COMPILES_LONG)
+SLOW_SDES = ("mixture", "rule", "workers", "students", *COMPILES_LONG)
 
 CALLS = {
     "solve_ode": lambda *objects: sgd.solve_ode(*objects, times=TIMES),
@@ -178,6 +178,7 @@ def test_exact_and_direct_runs_have_the_same_law(kind):
 # The kind "fields" on a data set is "fixed data"; for epochs see tests/algorithms/test_epochs.py.
 # A mixture has a DMFT of its own, at any snr. Deep linear and infinitely wide networks have no
 # paths: tests/fixed_data/test_deep_linear.py and test_wide_network.py compare them with runs.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     slow(
@@ -233,6 +234,7 @@ SLOW_EXITS = (
 
 
 # A static head has no runs: `test_static_tops` compares it with fast heads.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", slow(supported_kinds("exit_time by the ODE", "static head"), SLOW_EXITS)
 )

@@ -123,6 +123,7 @@ def test_every_method_accepts_every_problem(name):
     )
 
 
+@pytest.mark.slow
 def test_parameters_of_an_own_problem_do_not_recompile():
     from tests.simulation.test_behaviour import count_compilations
 

@@ -122,6 +122,7 @@ COMBINATIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:a step removes g l_1", "ignore:expectations are known only")
 @pytest.mark.parametrize(("update", "spectrum", "width"), COMBINATIONS)
 def test_every_update_works_on_every_spectrum(update, spectrum, width):

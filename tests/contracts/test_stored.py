@@ -47,6 +47,7 @@ def test_a_relative_change_of_1e_8_is_detected(name):
     assert store.gaps(missing, stored)[removed] == np.inf
 
 
+@pytest.mark.slow
 def test_stored_results_are_replaced_by_name_only(tmp_path, capsys):
     """`make` on a copy: stored results stay equal bit by bit, except those that are named."""
     path, name = tmp_path / "results.npz", "random starts"

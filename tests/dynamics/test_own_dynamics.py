@@ -63,6 +63,7 @@ START = {"m": 0.1, "q": 0.9}
 TEACHER_STUDENT_START = sgd.start(TEACHER_STUDENT, M=[[0.1]], Q=[[0.9]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dimension", [D, pytest.param(None, marks=pytest.mark.slow)])
 def test_the_ode_agrees_with_the_teacher_student(dimension):
     own = sgd.solve_ode(
@@ -83,6 +84,7 @@ def test_the_ode_agrees_with_the_teacher_student(dimension):
     assert own.attrs["error_integrator"] < 1e-8
 
 
+@pytest.mark.slow
 def test_runs_have_the_law_of_the_teacher_student():
     runs = 4000
     own = sgd.simulate(
@@ -112,6 +114,7 @@ def test_runs_have_the_law_of_the_teacher_student():
     assert own.attrs["error_sampling"] > 0
 
 
+@pytest.mark.slow
 def test_the_exit_time_agrees_with_the_closed_solution():
     # error' = -(2 - lr) error + lr noise, from q - 2m + 1 = 1.7 to half of this value.
     own = sgd.exit_time(
@@ -218,6 +221,7 @@ def gaussian_solution(problem, t):
     return expm(-A * t) @ np.array(POSITION["s"]), covariance
 
 
+@pytest.mark.slow
 def test_the_sde_of_an_ornstein_uhlenbeck_process():
     """Mean and covariance agree with their closed form; false-alarm rate 1e-6 per entry."""
     problem, runs, t = OrnsteinUhlenbeck(), 20_000, 0.8
@@ -249,6 +253,7 @@ def test_the_sde_without_noise_is_the_ode_under_a_schedule():
     np.testing.assert_allclose(paths.t, theory.t, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_fields_of_a_user_may_have_any_name():
     """The library wraps a user's object: fields may be called `start` or `initial_state`."""
     problem = OrnsteinUhlenbeck()

@@ -182,6 +182,7 @@ def test_it_is_what_points_give(name):
             assert np.all(error[0] <= 0.03 * np.abs(values.mean(axis=0)).max() + 1e-12), moment
 
 
+@pytest.mark.slow
 def test_it_reads_what_it_should():
     dependences = {
         name: make().structure.dependence for name, make in PROBLEMS.items() if name != "circles"
@@ -298,6 +299,7 @@ def test_all_cases_are_tried_at_once(monkeypatch):
     assert min(calls) >= 64
 
 
+@pytest.mark.slow
 def test_what_is_read_has_less_spread():
     problem = PROBLEMS["points"]()
     read, plain = (

@@ -120,6 +120,7 @@ def test_polynomials_against_brute_force_wick(student, teacher):
     np.testing.assert_allclose(noise(student, teacher), expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_square_matrix_form_against_the_polynomial_path():
     with jax.enable_x64(True):
         args = (NAMED["square"], NAMED["square"], jnp.asarray(OMEGA), jnp.asarray(COEFFICIENTS), 2)

@@ -79,6 +79,7 @@ STATE10 = (
 )
 
 
+@pytest.mark.slow
 def test_binary_values_and_right_hand_side():
     v, M, R = STATE7
     dv, dM, dR, (A, Aperp, B) = drift(BINARY, v, M, R, 2.0, 0.1, 1.0)
@@ -168,6 +169,7 @@ XOR_PERP = [0.03109141406, 0.02012432794, -0.02051912717, -0.00627913488]
 XOR_B = [0.12809526688, 0.06546284797]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fine", "tolerance"), [(False, 1e-8), pytest.param(True, 1e-9, marks=pytest.mark.slow)]
 )
@@ -433,6 +435,7 @@ def test_no_variance_at_all_or_in_one_unit():
     np.testing.assert_allclose(padded.B[:, 2:], 0.0, atol=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("width", "tolerance"), [(2, 1e-8), pytest.param(4, 1e-3, marks=pytest.mark.slow)]
 )

@@ -63,6 +63,7 @@ def start_of(problem):
     return sgd.start(problem, M=[[0.2], [-0.1]], Q=[[1.0, 0.2], [0.2, 0.7]], a=[1.0, 0.5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dimension", [30, pytest.param(None, marks=pytest.mark.slow)])
 def test_own_moments_drive_the_ode(dimension):
     own, library = problems()

@@ -243,6 +243,7 @@ def test_price_theorem_holds_for_every_activation():
         assert pytest.approx(slope_c, rel=1e-6, abs=1e-7) == B, name
 
 
+@pytest.mark.slow
 def test_series_knows_when_it_is_too_short():
     with jax.enable_x64(True):
         q = jnp.array([4.0])

@@ -42,6 +42,7 @@ def assert_equal_to_rounding(values, others):
         np.testing.assert_allclose(value, others[name], rtol=1e-11, atol=1e-13, err_msg=name)
 
 
+@pytest.mark.slow
 def test_batches_of_points_and_single_directions_change_only_the_rounding(monkeypatch):
     problem = sgd.Problem(own_loss, width=3, signals=1)
     quadrature = Quadrature(log2_points=8, replicates=1)
@@ -55,6 +56,7 @@ def test_batches_of_points_and_single_directions_change_only_the_rounding(monkey
         assert_equal_to_rounding(moments(problem, quadrature, finite=True), at_once)
 
 
+@pytest.mark.slow
 def test_slopes_of_correlated_tokens_along_single_directions(monkeypatch):
     problem = sgd.models.attention(tokens=3, token_correlation=0.3)
     quadrature = Quadrature(log2_points=6, replicates=1)
@@ -64,6 +66,7 @@ def test_slopes_of_correlated_tokens_along_single_directions(monkeypatch):
         assert_equal_to_rounding(moments(problem, quadrature), together)
 
 
+@pytest.mark.slow
 def test_halves_of_mirrored_grids_have_the_moments_of_the_whole():
     problem = sgd.models.attention(noise=0.3)
     structure = problem.structure

@@ -62,6 +62,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow(CASES, ["kinks", "kinks, means"]))
 def test_mean_of_one_step_in_d_dimensions(name):
     """The drift at finite d is the mean of one step of SGD in d dimensions, with second order."""

@@ -52,6 +52,7 @@ def regression_excess(rate, steps, alpha, noise):
     return integrate.quad(integrand, 0, np.pi, epsabs=1e-12)[0]
 
 
+@pytest.mark.slow
 def test_limit_on_a_fixed_data_set():
     """Reference values of the recursion, written independently in NumPy."""
     limit = solve(PROBLEM, DESCENT, steps=STEPS)
@@ -94,6 +95,7 @@ LAZY = PROBLEM.replace(gamma0=1e-4, width_per_dimension=1e16)
 REGRESSION = {"rate": 0.3, "alpha": 2.0, "noise": 0.25}  # three layers at lr = 0.1
 
 
+@pytest.mark.slow
 def test_lazy_limit_with_momentum_is_linear_regression():
     algorithm = DESCENT.replace(update=sgd.updates.momentum(0.5))
     limit = solve(LAZY, algorithm, steps=[4, 12])
@@ -153,6 +155,7 @@ def compare_laws(exact, direct, name):
         same_law(exact[:, index], direct[:, index], f"{name} at save point {index}")
 
 
+@pytest.mark.slow
 def test_exact_law_of_a_small_network():
     """Conditioning on products and the network itself, at sizes where frames fill their spaces."""
     problem = sgd.DeepLinear(depth=2, width_per_dimension=0.5, noise=0.25)

@@ -207,6 +207,7 @@ def test_gradient_descent_ends_at_the_interpolator():
     assert abs(norms.mean() - limit.l1_norm) < Z * norms.std(ddof=1) / np.sqrt(24) + 1e-3
 
 
+@pytest.mark.slow
 def test_exact_law_of_a_small_data_set():
     """Conditioning on products and stored inputs, where the frame fills the sample space."""
     arguments = {"steps": [1, 5], "dimension": 12, "runs": 1500, "progress": False}
@@ -250,6 +251,7 @@ def numpy_run(problem, algorithm, dimension, steps, seed):
     return np.mean((u * v - b) ** 2), np.mean(residual**2)
 
 
+@pytest.mark.slow
 def test_limit_of_a_data_set_against_numpy():
     limit = sgd.solve_dmft(DATA, DESCENT, steps=[0, 10], paths=4096, progress=False)
     assert twice(limit.excess_risk)[0] == pytest.approx(0.1, abs=1e-3)
@@ -349,6 +351,7 @@ def test_unsupported_combinations_raise():
             call()
 
 
+@pytest.mark.slow
 def test_records_files_and_sweeps(tmp_path):
     result = sgd.solve_ode(BLOCKS, ONE_PASS, alpha=[0.0, 1.0])
     assert sgd.problem_of(result) == BLOCKS

@@ -354,6 +354,7 @@ def test_finite_size_drift_shrinks():
     assert np.all(drift[0] > 4 * error[0])  # it is there to be seen
 
 
+@pytest.mark.slow
 def test_bad_input():
     problem, start = linear()
     descent = sgd.GradientDescent(lr=LR, samples_per_dimension=ALPHA)

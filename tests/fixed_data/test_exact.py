@@ -114,6 +114,7 @@ def test_the_law_of_a_mixture():
     )
 
 
+@pytest.mark.slow
 def test_a_run_does_not_depend_on_the_others_or_on_save_points():
     problem = sgd.TeacherStudent(**PHASE)
     start = sgd.start(problem, M=[[0.4]], Q=[[1.0]])

@@ -73,6 +73,7 @@ def plain_message_passing(X, y, alpha, lam, steps):
     return w
 
 
+@pytest.mark.slow
 def test_direct_runs_are_plain_message_passing():
     from sgdynamics.fixed_data.direct import DirectFixedData
 
@@ -96,6 +97,7 @@ def test_direct_runs_are_plain_message_passing():
     assert result.Q.item() == pytest.approx(w @ w, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_phase_retrieval_is_plain_message_passing(monkeypatch):
     """Posterior means of y = abs(z) by their closed form, in NumPy on the same data and start.
 
@@ -189,6 +191,7 @@ def test_state_evolution_ends_at_the_bayes_overlap(labels, alpha, expected):
     assert path.Q.values[0, -1].item() == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_state_evolution_of_the_prox_ends_at_the_minimiser():
     problem = linear_row(SIGN, loss="logistic", weight_decay=0.05, covariance=BLOCKS)
     path = sgd.solve_dmft(problem, sgd.AMP(1.5, "erm"), None, steps=[0, 60])

@@ -57,6 +57,7 @@ def test_points_of_a_sweep_vary_an_option(name):
     assert other.identity != job.identity
 
 
+@pytest.mark.slow
 def test_sweep_over_an_option():
     result = sgd.sweep(
         "solve_dmft",

@@ -118,6 +118,7 @@ def written_out(problem, algorithm, start, z, g):
     return G, R, (Lc[rows[steps]] @ z - memory @ g).T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("constraint", [pytest.param(None, marks=pytest.mark.slow), "sphere"])
 def test_equations_written_out(constraint):
     """Overlaps, responses and fields of three blocks and two units to 1e-9, for any chunks."""
@@ -218,6 +219,7 @@ def linear_spectrum(paths_per_set, epochs=2, cells=8, replicates=REPLICATES, kin
     return apart[:, 1:] / distance[1:], 2 * result["train_risk"][:, 1:] / residual[1:]
 
 
+@pytest.mark.slow
 def test_a_linear_unit_with_a_spectrum():
     """Distances per block and training risk against the two-time equations, to 3%."""
     replicates = 40

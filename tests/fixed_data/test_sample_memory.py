@@ -73,6 +73,7 @@ def test_steps_of_saga_are_those_of_plain_numpy():
     assert np.allclose(moved, saga_in_numpy(X, y, w, 0.1, selections), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_full_batches_of_saga_and_svrg_are_gradient_descent():
     plain = final_values(LINEAR, LINEAR_START, sgd.GradientDescent(0.3, 2.0), steps=[4])
     for update in (U.saga(), U.svrg(3)):
@@ -216,6 +217,7 @@ RIDGE = sgd.TeacherStudent(width=1, activation="linear", noise=0.25, weight_deca
 RIDGE_FREE = RIDGE.replace(weight_decay=0.0)
 
 
+@pytest.mark.slow
 def test_message_passing_from_outside_is_amp():
     """The same direct and exact runs as `sgd.AMP`, and the same limit, to rounding."""
     start = sgd.start(RIDGE, M=[[0.3]], Q=[[0.3]])

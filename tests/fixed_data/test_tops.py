@@ -22,6 +22,7 @@ def describe(algorithm):
     return f"{type(algorithm).__name__}-{algorithm.update}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -36,6 +37,7 @@ def describe(algorithm):
                 sgd.MultiPassSGD(
                     lr=0.1, samples_per_dimension=3.0, batch_fraction=0.5, update=U.sam(0.2)
                 ),
+                sgd.EpochSGD(lr=0.3, samples_per_dimension=3.0, head_rate={"b": 0.5}),
                 sgd.GradientDescent(lr=0.1, samples_per_dimension=3.0, update=U.clipped(0.3)),
                 sgd.GradientDescent(
                     lr=0.1,

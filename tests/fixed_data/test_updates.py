@@ -10,6 +10,7 @@ from scipy.special import psi
 
 import sgdynamics as sgd
 from sgdynamics import updates as U
+from sgdynamics.fixed_data.setup import Setup
 from sgdynamics.papers.optimisers import least_squares
 from sgdynamics.results.records import algorithm_from
 from tests.conftest import Z
@@ -125,6 +126,7 @@ def assert_same_law(problem, algorithm, start, steps, runs, dimension=40):
     assert np.all(np.abs(z) < Z), z
 
 
+@pytest.mark.slow
 def test_exact_law_of_momentum_is_that_of_direct_runs():
     algorithm = sgd.MultiPassSGD(0.8, 3.0, batch_fraction=0.5, update=U.momentum(0.7))
     assert_same_law(LINEAR, algorithm, LINEAR_START, [4], 1000, dimension=20)
@@ -181,6 +183,7 @@ def assert_close_to(result, expected, errors):
     assert np.all(own <= np.maximum(0.1 * np.abs(expected), 3 * np.asarray(errors))), own
 
 
+@pytest.mark.slow
 def test_limit_of_momentum_has_the_closed_means():
     algorithm = sgd.GradientDescent(0.4, 2.0, update=U.momentum(0.8))
     arguments = {"steps": [5, 12], "paths": 4096, "replicates": 4, "seed": 5, "progress": False}
@@ -309,6 +312,25 @@ def test_limit_of_networks(name):
         assert np.all(np.abs(z) < Z), z
 
 
+@pytest.mark.parametrize(
+    ("update", "passes"),
+    [
+        (U.momentum(0.8), 1),
+        (U.nesterov(0.8), 1),
+        (U.average(0.1), 1),
+        (U.clipped(1.0), 1),
+        pytest.param(U.muon(beta=0.5), 1, marks=pytest.mark.slow),
+        pytest.param(U.row_adam(2, memory=0.1, beta=0.8), 1, marks=pytest.mark.slow),
+        (U.sam(0.4), 2),
+    ],
+    ids=str,
+)
+def test_a_step_takes_one_pass_for_each_of_its_gradients(update, passes):
+    """SAM evaluates two gradients, of which each takes a pass over the paths; all others one."""
+    algorithm = sgd.GradientDescent(0.1, 3.0, update=update)
+    assert Setup.from_algorithm(E2.structure, algorithm).passes == passes
+
+
 def loop_step(state, gradient, lr, D, number):
     def move(_, shift):
         return shift - lr / D * gradient(state["weights"], shift)
@@ -316,6 +338,7 @@ def loop_step(state, gradient, lr, D, number):
     return {"weights": jax.lax.fori_loop(0, 2, move, jnp.zeros_like(state["weights"]))}
 
 
+@pytest.mark.slow
 def test_a_compiled_loop_over_gradients_needs_direct_runs():
     algorithm = sgd.GradientDescent(0.1, 2.0, update=U.own(loop_step))
     with pytest.raises(ValueError, match="compiled loop"):

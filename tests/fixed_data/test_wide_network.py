@@ -83,6 +83,7 @@ def test_one_linear_layer_follows_its_closed_recursion():
     assert np.abs(expected[-1, :3]).max() > 0.4
 
 
+@pytest.mark.slow
 def test_schedules_and_batches():
     times = [0.0]
     for _ in range(9):

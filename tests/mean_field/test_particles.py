@@ -214,6 +214,7 @@ def test_relu_with_a_trained_head_conserves_and_descends():
         assert 0 <= other_result.attrs[name] < (1e-6 if name != "error_particles" else np.inf)
 
 
+@pytest.mark.slow
 def test_error_of_particles_is_relative_to_the_largest_risk():
     """The error compares with every other particle alone, here solved as a network of its own.
 
@@ -242,6 +243,7 @@ def test_error_of_particles_is_relative_to_the_largest_risk():
     assert np.max(np.abs(other - excess) / excess) > 5 * full.attrs["error_particles"]
 
 
+@pytest.mark.slow
 def test_linear_networks_have_an_exact_solution():
     """For s(x) = x and a = 1, d<m> = 1 - <m> - wd <m> and q = q0 exp(-2 wd t).
 
@@ -272,6 +274,7 @@ def test_linear_networks_have_an_exact_solution():
     np.testing.assert_allclose(result["t_sgd"], 3 * t)
 
 
+@pytest.mark.slow
 def test_two_signals_targets_and_the_sphere():
     """A committee and a function with the same labels have the same rates.
 
@@ -465,6 +468,7 @@ def test_rows_that_shrink_or_grow_far_widen_the_table():
     )
 
 
+@pytest.mark.slow
 def test_public_functions_support_wide_networks():
     """sgd.start accepts q, and sgd.start_from a result of solve_mean_field."""
     problem = sgd.TeacherStudent(width=3, activation="erf")

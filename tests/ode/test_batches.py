@@ -13,6 +13,7 @@ START = sgd.start(PROBLEM, M=[[0.1]], Q=[[1.0]])
 ALPHA = [1.0, 3.0, 5.0]
 
 
+@pytest.mark.slow
 def test_only_lr_over_batch_counts_as_d_grows():
     batch = sgd.piecewise_rate([2.0, 4.0], [1.0, 2.0, 4.5])
     ramp = sgd.solve_ode(PROBLEM, sgd.OnePassSGD(lr=1.0, batch=batch), START, alpha=ALPHA)
@@ -34,6 +35,7 @@ def test_only_lr_over_batch_counts_as_d_grows():
     assert sgd.algorithm_of(half).batch == 2.5
 
 
+@pytest.mark.slow
 def test_at_finite_d_a_ramp_is_its_phases():
     """A schedule of the batch size is a sequence of phases with constant batch sizes.
 

@@ -42,6 +42,7 @@ def linear_solution(T, lr, noise, times, spacing):
     return U[np.searchsorted(grid, np.asarray(times) - spacing / 2)]
 
 
+@pytest.mark.slow
 def test_a_linear_student_follows_its_renewal_equation():
     times = [2.0, 4.0, 8.0]
     result = sgd.solve_ode(LINEAR, delayed_sgd(0.5, 2.0), ORIGIN, times=times)
@@ -74,6 +75,7 @@ def test_a_short_delay_has_the_limit_of_plain_sgd():
     np.testing.assert_allclose(results[0].Q, results[1].Q, rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["exact", pytest.param("direct", marks=pytest.mark.slow)])
 def test_runs_have_the_exact_mean_of_a_linear_student(method):
     """E[M] obeys M_(n+1) = M_n + (lr/d) (1 - M_(n-m)) at any dimension."""

@@ -203,6 +203,7 @@ def slope_of_solution(problem, algorithm, time: float = 1e-4) -> dict[str, np.nd
     return {name: np.diff(path[name].values[0], axis=0)[0] / time for name in ("M", "Q")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "update",
     [

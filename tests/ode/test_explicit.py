@@ -44,6 +44,7 @@ def solve(field, state, times, rtol=1e-9, atol=1e-11, inside=lambda t, y: t >= 0
     )
 
 
+@pytest.mark.slow
 def test_steps_are_those_of_diffrax():
     """Save points by dense output agree to rounding, and the number of steps is the same."""
     state = {"angle": np.array([[1.0], [2.5]]), "speed": np.array([0.0, -1.0])}
@@ -108,6 +109,7 @@ def test_a_field_that_is_undefined_at_the_start_goes_nowhere(undefined):
     assert float(solution.last["y"][0]) == 1.0
 
 
+@pytest.mark.slow
 def test_a_first_result_imports_no_external_solver():
     """Importing them takes as long as the first block of the README once it is compiled."""
     code = """

@@ -330,6 +330,7 @@ def test_divergence_is_marked_not_hidden():
     assert np.isfinite(result.risk[1]).all()
 
 
+@pytest.mark.slow
 def test_antisymmetric_rounding_errors_do_not_grow():
     """An overparametrised quadratic network: at late times the ODE has the risk of exact runs.
 

@@ -101,6 +101,7 @@ def test_limit_of_smoothed_fields(kind):
     np.testing.assert_allclose(distances[:-1] / distances[1:], 2.0, rtol=0.15)
 
 
+@pytest.mark.slow
 def test_tie_on_a_repelling_surface_is_decided_by_its_rate():
     # f_+ = f_- on mu at the start only. Unit 2, at exactly 0, leaves to the side that the smoothed
     # fields choose: at the start d(f_+)/dt - d(f_-)/dt = (w/2)(0.04 + 1 - 0.01 - 4) < 0.

@@ -60,6 +60,7 @@ def test_fast_rates_approach_the_static_top():
     np.testing.assert_allclose(gaps[0] / gaps[1], 2, rtol=0.25)  # corrections of order 1/r
 
 
+@pytest.mark.slow
 def test_rates_of_order_d_are_for_the_chain():
     problem, start = polynomial()
     algorithm = sgd.OnePassSGD(lr=0.3, head_rate={"a": 200.0})
@@ -112,6 +113,7 @@ def test_momentum_on_a_top(update):
     assert float(abs(theory["top.a"] - plain["top.a"]).max()) > 0.02  # the update matters
 
 
+@pytest.mark.slow
 def test_fixed_momentum_has_the_limit_of_a_longer_step():
     """dm/dt = 0: momentum at a fixed beta is plain SGD at lr/(1 - beta), also for the top."""
     problem, start = polynomial()

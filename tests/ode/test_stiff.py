@@ -37,6 +37,7 @@ def linear():
     return problem, start, risk
 
 
+@pytest.mark.slow
 def test_gradient_flow_over_nine_decades(linear):
     problem, start, risk = linear
     result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.0), start, times=DECADES)
@@ -50,6 +51,7 @@ def test_gradient_flow_over_nine_decades(linear):
     assert result.attrs["error_integrator"] < 1e-2
 
 
+@pytest.mark.slow
 def test_a_stable_fixed_point_is_stable_to_late_times():
     """The end is a root of the drift, which SciPy also computes, and its risk is constant."""
     problem = sgd.TeacherStudent(width=2, teacher_width=2, activation="erf", noise=1e-4)

@@ -51,6 +51,7 @@ def initial(problem):
     return start, np.concatenate([np.ravel(M), np.ravel(Q), np.ravel(TOP["V"]), TOP["u"], [0.3]])
 
 
+@pytest.mark.slow
 def test_muon_and_adam_by_leaf():
     """Muon with memory on a matrix leaf, Adam on a vector, plain steps elsewhere."""
     problem = linear_top(weight_decay=DECAY)

@@ -298,6 +298,7 @@ def test_signs_are_the_closed_formula_on_the_same_points(batch, blocks):
     np.testing.assert_allclose(step["rows_Q"], dQ, atol=3e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -94,6 +94,7 @@ def test_rows_split_into_teacher_and_orthogonal_components():
     np.testing.assert_allclose(particles(problem, start)[1][0], np.diag(diagonal), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_largest_overlap_of_random_rows_grows_like_sqrt_log_p():
     """The bound p^(-1/2) + d^(-1/2) of the slides lacks a factor sqrt(log p), already at the start.
 

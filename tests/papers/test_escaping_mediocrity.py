@@ -260,6 +260,7 @@ def test_law_of_the_starts():
         assert abs(means.mean() - expected) <= 15.8 * error
 
 
+@pytest.mark.slow
 def test_quenched_time_approaches_annealed_time_for_wide_networks():
     quenched, error = em.exit_time_quenched([20, 60], 3000, [2.0, 6.0], 0.0, 0.1, with_error=True)
     gap = (

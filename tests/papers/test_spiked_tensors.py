@@ -302,6 +302,7 @@ def test_one_step_of_the_chain_by_sampling():
         assert np.all(np.abs(sample.mean(axis=0) - expected) <= Z * error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("order", "batch"), [pytest.param(2, 1, marks=pytest.mark.slow), (3, 2)])
 def test_chain_vector_and_true_tensors_have_one_law(order, batch):
     problem = SpikedTensor(order=order, snr=1.5, ridge=0.3)
@@ -420,6 +421,7 @@ def test_mean_of_the_chain_approaches_the_ode_like_1_over_n():
     assert np.all(np.abs(gaps[1]) > 2 * Z * errors[1])
 
 
+@pytest.mark.slow
 def test_stationary_variance_below_the_critical_snr():
     c, snr, n = 0.5, 0.25, 500
     expected = paper.stationary_variance(snr, c)
@@ -447,6 +449,7 @@ def test_stationary_variance_below_the_critical_snr():
         paper.stationary_variance(0.8, ridge=4.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", slow([2, 3], [2]))
 def test_sde_and_chain_have_one_law_at_large_n(order):
     problem = SpikedTensor(order=order, snr=1.2 if order == 2 else 3.5, ridge=0.2)

@@ -44,6 +44,7 @@ def test_floor_of_a_fixed_data_set():
     assert path.excess_risk.values[0, -1] == pytest.approx(floor, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_where_there_is_no_floor():
     problem = sgd.MultiIndex(lambda z: jnp.tanh(z[0]), 1, 1, "linear", loss="logistic")
     start = sgd.start(problem, M=[[0.0]], Q=[[0.01]])

@@ -98,6 +98,7 @@ class FixedRows(Constraint):
         return 0.0
 
 
+@pytest.mark.slow
 def test_a_constraint_of_the_user_determines_drift_and_steps():
     """The ODE and a step of SGD use a constraint that is defined outside of the library."""
     problem = sgd.TeacherStudent(width=2, activation="square", head="trained")

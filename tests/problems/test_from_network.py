@@ -56,6 +56,7 @@ def jax_network():
     return lambda q, x: q["u"] @ jnp.tanh(q["W"] @ x + q["b"]), parameters
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [

@@ -32,6 +32,7 @@ def test_draws_have_the_probability_of_the_law(name):
             assert set(labels.tolist()) == {-1.0, 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -64,6 +65,7 @@ def test_theory_and_both_simulations_agree(name):
     assert "excess_risk" not in theory
 
 
+@pytest.mark.slow
 def test_sums_over_labels_agree_with_grids():
     """The squared loss by sums over both labels at Sobol points, and by the mean label on a grid.
 

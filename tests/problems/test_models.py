@@ -50,6 +50,7 @@ def test_records(name):
     assert repr(problem).startswith(f"{name}(")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "n", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)]
 )
@@ -227,6 +228,7 @@ def test_expectations_of_signals_that_the_loss_ignores():
     assert np.all(estimate.standard_error.values < 0.05)
 
 
+@pytest.mark.slow
 def test_sequence_information_exponent():
     exponent = sgd.models.sequence_information_exponent
     assert [exponent("product", n) for n in (1, 2, 3, 4, 5)] == [1, 2, 3, 4, 5]
@@ -265,6 +267,7 @@ def test_no_warning_where_growth_is_of_higher_order():
     assert 0.3 < exit_times.mean < 1.5
 
 
+@pytest.mark.slow
 def test_sweeps_and_files():
     """Arguments of a model vary in sweeps, also in dictionaries, and problem files name models."""
     start = {"M": [[0.3], [0.2]], "Q": [[1.0, 0.3], [0.3, 1.0]]}
@@ -303,6 +306,7 @@ def amplifier(gain=2.0):
     return sgd.Problem(gain_loss, width=1, signals=1, parameters={"gain": gain})
 
 
+@pytest.mark.slow
 def test_a_user_defined_model():
     problem = amplifier(3.0)
     assert problem_from({"kind": "amplifier", "gain": 3.0}) == problem

@@ -49,6 +49,7 @@ def test_very_wide_networks_are_tried_on_fewer_samples(monkeypatch):
     assert shapes == [(trial.SAMPLES, 5), (640 // 102, 100)]
 
 
+@pytest.mark.slow
 def test_random_start_has_the_law_of_random_rows():
     """The overlaps of `random_start` have the law of those of explicit Gaussian rows at d = 9.
 

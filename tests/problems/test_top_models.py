@@ -80,6 +80,35 @@ def test_lora_keeps_its_balance_in_gradient_flow():
 
 
 @pytest.mark.slow
+def test_noise_of_sgd_moves_the_balance_of_lora():
+    """d(A A^T)/dt - d(B^T B)/dt = lr E[h h^T], which gradient flow lacks."""
+    problem = sgd.models.lora(gram=[[1, 0.3, 0.2], [0.3, 1, 0], [0.2, 0, 1]], noise=0.01)
+    start = sgd.start(problem, M=[[0.05, -0.1, 0.3]], Q=[[1.0]], top={"B": [[0.3], [0.1]]})
+    state, lr = sgd.functional.state(start), 0.7
+    with jax.enable_x64(True):
+        rates = sgd.functional.drift(problem.structure, problem.parameters, state, lr=lr)
+
+    def squared_gradient(fields, signals, top, noise_draw, parameters):
+        loss = problem.user_loss
+        return jax.grad(loss)(fields, signals, top, noise_draw, parameters)[0] ** 2
+
+    noise = sgd.expect(start, squared_gradient, problem)
+    balance = np.sum(rates["Q"]) - 2 * start.a[0] @ np.asarray(rates["a"])
+    np.testing.assert_allclose(balance, lr * noise.values[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("method", [pytest.param("exact", marks=pytest.mark.slow), "direct"])
+def test_column_sums_of_softmax_do_not_move_in_runs(method):
+    problem = sgd.models.softmax(classes=2, width=1)
+    start = sgd.start(problem, M=[[0.4, -0.3]], Q=[[1.0]], top={"B": [[0.5], [-0.3]]})
+    algorithm = sgd.OnePassSGD(lr=1.0)
+    runs = sgd.simulate(problem, algorithm, start, steps=[0, 50], dimension=10, method=method)
+    B = runs["top.B"].values[0, :, :, 0]
+    assert np.abs(B[1] - B[0]).max() > 0.1
+    np.testing.assert_allclose(B.sum(axis=1), 0.2, atol=1e-13)
+
+
+@pytest.mark.slow
 def test_lora_learning_curve():
     gram = [[1, 0.3, 0.2], [0.3, 1, 0], [0.2, 0, 1]]
     problem = sgd.models.lora(gram=gram, noise=0.01)
@@ -118,7 +147,9 @@ def test_swiglu():
     with full_optimisation():
         result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.2), start, times=[0, 10.0])
     np.testing.assert_allclose(result.risk[0], [0.17897705, 0.05789115], atol=1e-7)
-    np.testing.assert_allclose(result["top.c"][0, -1], 0.60969489, atol=1e-7)
+    final = result.isel(run=0, time=-1)
+    values = [final.M[0, 0], final.M[1, 1], final.Q[0, 0], final["top.c"]]
+    np.testing.assert_allclose(values, [1.01609376, 0.99301634, 1.28089166, 0.60969489], atol=1e-7)
 
 
 @pytest.mark.slow
@@ -130,7 +161,8 @@ def test_rms_norm_doubles_its_points():
         result = sgd.solve_ode(problem, sgd.OnePassSGD(lr=0.4), start, times=[0, 10.0])
     np.testing.assert_allclose(result.risk[0], [0.63906985, 0.35518532], atol=1e-6)
     final = result.isel(run=0, time=-1)
-    np.testing.assert_allclose(final["top.gain"], [0.74233062, -0.55045987], atol=1e-7)
+    values = [final.M[0, 0], final.Q[0, 0], *final["top.gain"]]
+    np.testing.assert_allclose(values, [0.99921773, 1.34766352, 0.74233062, -0.55045987], atol=1e-7)
 
 
 def test_mlp_is_the_network_it_states():

@@ -97,6 +97,7 @@ def test_rates_and_decay_by_leaf_are_checked():
     ]
 
 
+@pytest.mark.slow
 def test_results_have_one_variable_per_leaf(tmp_path):
     problem, start = deep()
     algorithm = sgd.OnePassSGD(lr=0.3, head_rate={"V": 0.5, "u": lambda alpha: 1 + 0 * alpha})

@@ -127,6 +127,7 @@ def reference_case(kind, d):
 KINDS = ("hypercube", "whitened", "clusters")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow(KINDS, ("hypercube", "clusters")))
 def test_chains_have_the_law_of_sgd_in_numpy(kind):
     d, steps, runs = 20, 60, 1000

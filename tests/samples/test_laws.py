@@ -154,6 +154,7 @@ def test_finite_variance_keeps_the_closed_form():
     np.testing.assert_allclose(quadrature.risk, gaussian.risk, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_noise_of_runs_has_its_law():
     """One step from zero weights, Q = y^2 |x|^2/d^2, has the moments of labels with this noise."""
     d, runs = 100, 4000

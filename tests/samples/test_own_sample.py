@@ -101,6 +101,7 @@ def test_runs_agree_to_rounding(problems, method):
         np.testing.assert_allclose(outside[name].values, inside[name].values, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_expectations_agree_to_rounding(problems):
     """The drift of the ODE is an expectation over the draws of the interface."""
     drifts = []

@@ -379,6 +379,7 @@ def test_infinite_dimension_raises_for_units_of_the_dimension():
         sgd.solve_ode(problem, sgd.OnePassSGD(per="trace"), start, alpha=[1.0])
 
 
+@pytest.mark.slow
 def test_schedules_at_infinite_dimension_are_functions_of_steps():
     """Noise and decay that change after 30 steps equal two solutions one after the other.
 
@@ -428,6 +429,7 @@ def merge_bins(problem, start):
     return merged, sgd.start(merged, M=M, Q=Q)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "update",
     [

@@ -305,6 +305,7 @@ def test_repeated_steps_and_a_missing_decay_are_reported():
     assert len(fit.warnings) == 2
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, capsys):
     from sgdynamics.cli.main import app
 

@@ -252,6 +252,7 @@ def transformers(monkeypatch):
     return module
 
 
+@pytest.mark.slow
 def test_the_trainer_of_hugging_face(transformers):
     """The Trainer logs means over intervals, which are recorded in their middle."""
     monitor = sgd.monitor(CONSTANT, interval=400)

@@ -98,6 +98,7 @@ def test_explicit_features():
     )
 
 
+@pytest.mark.slow
 def test_a_million_modes():
     j = np.arange(1.0, 1e6 + 1)
     modes = scaling.LinearModes(1 / j, np.ones_like(j), j**-0.5, 1e-3)
@@ -234,6 +235,7 @@ def features_in_numpy(schedule, order, noise, generator):
     return 0.5 * np.sum(gap**2, axis=1) + noise / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param("schedule", marks=pytest.mark.slow), "epochs"])
 def test_random_features_as_a_problem_agree_with_numpy(kind):
     """The risk has the law of SGD on the features.

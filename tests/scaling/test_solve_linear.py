@@ -30,6 +30,7 @@ def committee(**changes):
     return problem, sgd.random_start(problem, seed=1, a=[1.0, -2.0, 3.0])
 
 
+@pytest.mark.slow
 def test_a_smooth_schedule_is_the_limit_of_pieces():
     """Step by step, a cosine equals pieces of one step each, with weight decay and batches."""
     spectrum = sgd.Spectrum([4.0, 1.0, 0.3], [1, 3, 40], target=[0.5, 0.5, 1.0])

@@ -71,6 +71,7 @@ def flatten(state):
     return np.concatenate([M.reshape(*M.shape[:-2], -1), upper], axis=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sphere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["free", "sphere"]
 )
@@ -163,6 +164,7 @@ def test_no_step_crosses_the_edge_of_a_piecewise_schedule():
             np.testing.assert_allclose(path[name], theory[name], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_overlaps_stay_positive_from_singular_starts():
     """Rows in the span of the teacher, equal rows, and rows of length 0: no path needs clipping."""
     problem = phase_retrieval(noise=0.5)
@@ -188,6 +190,7 @@ def test_overlaps_stay_positive_from_singular_starts():
     np.testing.assert_array_equal(Q, 0.0)
 
 
+@pytest.mark.slow
 def test_runs_do_not_depend_on_their_number_and_bad_input_is_named():
     problem = phase_retrieval(noise=0.5)
     start, algorithm = sgd.start(problem, M=M0, Q=Q0), sgd.OnePassSGD(lr=0.2)

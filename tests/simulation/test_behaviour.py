@@ -124,6 +124,7 @@ def test_a_diverging_run_does_not_spoil_the_others():
         sgd.start_from(result.isel(run=[0]))
 
 
+@pytest.mark.slow
 def test_number_of_runs_follows_from_the_start(setting):
     """A start of one run may be used for many; a start of four runs is for four runs."""
     problem, algorithm, start = setting

@@ -59,6 +59,7 @@ ALGORITHMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     ["persistent", *(pytest.param(name, marks=pytest.mark.slow) for name in ("hot", "epochs"))],

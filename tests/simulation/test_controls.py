@@ -48,6 +48,7 @@ def simulate_network(problem, method, seed, runs=4000, algorithm=None, **save_po
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["exact", pytest.param("direct", marks=pytest.mark.slow)])
 def test_piecewise_rate_switches_at_the_step_of_its_edge(method):
     """Steps 0, 1, 2 of batch 3 in d = 10 are before the edge 0.9, step 3 is not.

@@ -22,6 +22,7 @@ def both(monkeypatch, lr, problem=PROBLEM, start=START, **options):
     return runs, sgd.simulate(problem, algorithm, start, **setting, reduce="mean")
 
 
+@pytest.mark.slow
 def test_moments_are_those_of_the_runs(monkeypatch):
     record = {"length": lambda state: state["Q"].trace()}
     runs, mean = both(monkeypatch, 0.1, record=record)

@@ -71,6 +71,7 @@ def test_dropout(keep, expected):
     assert solution.excess_risk.item() == pytest.approx(expected, rel=1e-8)
 
 
+@pytest.mark.slow
 def test_noise_on_inputs():
     problem = sgd.TeacherStudent(
         width=2,
@@ -234,6 +235,7 @@ def test_chain_against_direct(name, batch):
             same_law(exact_sample[:, index], direct_sample[:, index], f"{variable}[{index}]")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow(CASES, [name for name in CASES if name != "two heads"]))
 def test_ode_agrees_with_the_mean_of_runs(name):
     """400 runs of the exact chain at d = 400 agree to 4.9 standard errors plus a bias of 4/d."""

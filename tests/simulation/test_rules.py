@@ -334,6 +334,7 @@ def normalised_hebb(fields, signals, head, z, overlaps):
     return sgd.Move(-jnp.sign(signals[0]) / overlaps.lengths[0, 0] * jnp.ones_like(fields))
 
 
+@pytest.mark.slow
 def test_a_rule_that_reads_lengths():
     rule = sgd.Rule(normalised_hebb, groups={"w": 1}, reads_lengths=True)
     start = sgd.start(rule, M=[[0.2]], Q=[[1.0]])

@@ -206,6 +206,7 @@ def test_label_noise_of_a_mixture():
         )
 
 
+@pytest.mark.slow
 def test_cases():
     """Cases are all combinations of the discrete draws; if they are too many, they are sampled."""
     sample, parameters = problem_of().structure.sample, problem_of().parameters

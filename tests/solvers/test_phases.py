@@ -14,6 +14,7 @@ START = sgd.start(PROBLEM, M=[[0.3]], Q=[[1.0]])
 ALGORITHM = sgd.OnePassSGD(lr=1.0)
 
 
+@pytest.mark.slow
 def test_phases_are_a_schedule():
     """A batch of four at twice the rate is half the rate as d -> infinity."""
     phases = [
@@ -35,6 +36,7 @@ def test_phases_are_a_schedule():
     assert [phase["algorithm"]["batch"] for phase in json.loads(result.attrs["phases"])] == [1, 4]
 
 
+@pytest.mark.slow
 def test_a_task_that_changes(tmp_path):
     other = PROBLEM.replace(noise=1.0)
     phases = [

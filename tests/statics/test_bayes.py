@@ -78,6 +78,7 @@ def test_excess_risks_have_their_reference_values():
     assert erf.excess_risk.values == pytest.approx([0.01985, 0.00337], rel=2e-3)
 
 
+@pytest.mark.slow
 def test_noiseless_phase_retrieval_is_hard_between_its_thresholds():
     result = sgd.bayes_optimal(teacher("abs"), [0.4, 0.9, 1.05, 1.125, 1.13])
     assert result.hard.values.tolist() == [False, False, True, True, False]
@@ -193,6 +194,7 @@ def test_heavy_tailed_noise_has_a_floor_below_huber():
     assert floor.attrs["error_quadrature"] < 1e-8
 
 
+@pytest.mark.slow
 def test_committee_specialises():
     """Overlaps q+ = q11 + q12 and q- = q11 - q12 of two sign units."""
     result = sgd.bayes_optimal(COMMITTEE, [2.0, 2.5, 3.0, 4.0])
@@ -218,6 +220,7 @@ def test_averages_agree_with_quadrants():
     assert slope == pytest.approx(np.trace(exact.J) / 2, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_two_signals_that_add_up_are_one():
     """A smooth function of z1 + z2 with k = 2 has the overlap of the same problem with k = 1."""
     single_index = sgd.MultiIndex(lambda z: jnp.tanh(z[0]), directions=1, noise=0.3)
@@ -267,6 +270,7 @@ def test_invalid_arguments_are_rejected(problem, samples, reason):
         sgd.bayes_optimal(problem, samples)
 
 
+@pytest.mark.slow
 def test_linear_labels_of_two_signals_are_ridge_regression():
     """At alpha = 1 the excess risk of y = (z1 + z2)/2 + noise is v/2, 2 v + v/(noise + v) = 1."""
     problem = sgd.TeacherStudent(width=2, teacher_width=2, activation="linear", noise=0.2)
@@ -340,6 +344,7 @@ def test_committee_in_covariance_blocks():
     assert expected.excess_risk.item() == pytest.approx(ridge.excess_risk.item(), rel=1e-8)
 
 
+@pytest.mark.slow
 def test_sign_committee_in_covariance_blocks_specialises_earlier():
     """Blocks lower the threshold of weak recovery, here from 2.0524 to 1.5627 samples/d."""
     problem = COMMITTEE.replace(covariance=BLOCKS)

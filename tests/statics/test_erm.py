@@ -330,6 +330,7 @@ def test_bad_input():
         sgd.erm(cauchy, 1.0, weight_decay=0.1)
 
 
+@pytest.mark.slow
 def test_a_users_loss():
     problem = binary(SIGN)
     stated = sgd.erm(problem, 2.0, 0.05, loss=lambda f, y: jnp.logaddexp(0.0, -f * y))

@@ -117,7 +117,7 @@ def exit_time(
 
     Notes
     -----
-    For a loss that is not squared, the risk replaces the excess risk.
+    For a loss that is not squared, and for a ``Problem``, the risk replaces the excess risk.
 
     Runs are tested after each step. For networks under a squared loss the risk itself is evaluated
     only where a lower bound around the last evaluated state does not exclude the exit, which gives

@@ -212,9 +212,17 @@ def warn_from_evaluation(shown: Meter, evaluate: Callable[[], Any], name: str, r
         evaluate()
         seconds = perf_counter() - began
     evaluations = runs * LEAST_STEPS * EVALUATIONS
-    how = f"{seconds:.2g} s per evaluation of the {name}, {evaluations} evaluations or more"
-    how += f" per solution, {shown.total:g} solution{'s' if shown.total > 1 else ''}"
+    how = describe_work(shown, seconds, name, evaluations)
     warn_if_long(shown, seconds * evaluations * shown.total, how, "at least")
+
+
+def describe_work(shown: Meter, seconds: float, name: str, evaluations: int) -> str:
+    """The reason of a long solution: the time and the number of evaluations."""
+    solutions = f"{shown.total:g} solution{'s' if shown.total > 1 else ''}"
+    return (
+        f"{seconds:.2g} s per evaluation of the {name}, {evaluations} evaluations or more per "
+        f"solution, {solutions}"
+    )
 
 
 def warn(message: str) -> None:

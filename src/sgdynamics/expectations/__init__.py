@@ -25,6 +25,8 @@ class              losses and samples                          error estimate
 `ClassGrids`       softmax losses of two or three classes      a second grid, shifted, with fewer
                    whose label is the largest signal, one or   nodes in each sector
                    two units
+`SignalPanels`     networks of one or two units with biases    a second grid, shifted, with fewer
+                   whose label jumps at values of one signal   nodes in each panel
 `FewFields`        smooth losses of up to four fields,         a second grid, shifted by half a
                    rules that jump at 0                        spacing
 `SobolAverages`    all other losses and rules                  replicates of scrambled Sobol points

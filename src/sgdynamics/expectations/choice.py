@@ -20,6 +20,7 @@ from sgdynamics.expectations.low_rank import LowRankMoments, is_low_rank
 from sgdynamics.expectations.perturbed import DropoutSums, NoisyInputs
 from sgdynamics.expectations.sampled import SobolAverages
 from sgdynamics.expectations.signal_grids import SignalGrids
+from sgdynamics.expectations.signal_panels import SignalPanels, has_signal_panels
 from sgdynamics.expectations.solver_interface import SolverExpectation, UserExpectation
 from sgdynamics.expectations.students import StudentSums
 from sgdynamics.problems.losses import (
@@ -75,6 +76,8 @@ def expectation_of(structure: Structure) -> SolverExpectation:
         return LowRankMoments(structure)
     if has_class_grid(structure):
         return ClassGrids(structure)
+    if has_signal_panels(structure):
+        return SignalPanels(structure)
     if few_fields(structure):
         return FewFields(structure)
     return SobolAverages(structure)

@@ -32,7 +32,7 @@ SHIFT = 1e-12  # relative displacement that brings coinciding lines into general
 CANCELS = 1e-9  # relative size below which the slope of f in a cell is rounding
 ROUNDING = 1e-11  # absolute error that rounding and SHIFT leave
 NEGLIGIBLE = 1e-11  # weight of a node that is left out
-PLANES = 1 << 11  # planes of one call of `plane_sign`: their arrays fit into the cache
+PLANES = 1 << 9  # planes of one call of `plane_sign`: their arrays fit into the cache
 TOLERANCE = 1e-6  # difference between two resolutions at which no finer one is tried
 
 
@@ -206,26 +206,30 @@ def _generic_sign(
     means: np.ndarray, slopes: np.ndarray, head: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """E[sign f] for lines in general position, and whether f cancels on any cell."""
-    active = _activity_patterns(means.shape[1])
+    units = means.shape[1]
+    active = _activity_patterns(units)
     total = np.sign(np.sum(head * np.maximum(means, 0.0), axis=1))
+    # (1, z_1, z_2).fields = preactivations: units and planes last, where NumPy is fast
+    fields = np.ascontiguousarray(np.concatenate([means[..., None], slopes], axis=2).T)
+    weights = np.ascontiguousarray(head.T)
     # Edges of the first kind: zeros of f inside the cell of a set of active units. If all their
     # heads have one sign, f has none.
-    has_both_signs = ((head > 0) @ active.T) & ((head < 0) @ active.T)
-    outputs = np.concatenate([means[..., None], slopes], axis=2) * head[..., None]
-    lines = np.einsum("ck,nkd->ncd", active.astype(float), outputs)
-    sizes = np.sqrt(lines[..., 1] ** 2 + lines[..., 2] ** 2)
-    gross = active @ np.abs(outputs[..., 1:]).sum(axis=2).T
-    cancels = np.any(has_both_signs & (sizes <= CANCELS * gross.T), axis=1)
-    plane, cell = np.nonzero(has_both_signs & (np.abs(lines[..., 0]) < REACH * sizes))
-    sides = np.where(active, 1.0, -1.0)[cell]
+    has_both_signs = (active @ (weights > 0)) & (active @ (weights < 0))
+    outputs = fields * weights
+    offset, x, y = lines = active.astype(float) @ outputs
+    sizes = np.sqrt(x**2 + y**2)
+    gross = active @ np.abs(outputs[1:]).sum(axis=0)
+    cancels = np.any(has_both_signs & (sizes <= CANCELS * gross), axis=0)
+    cell, plane = np.nonzero(has_both_signs & (np.abs(offset) < REACH * sizes))
+    sides = np.where(active, 1.0, -1.0).T[:, cell]
     jumps = np.full(len(plane), 2.0)  # from -1 to 1
-    total += _sum_edges(plane, lines[plane, cell], jumps, sides, means, slopes)
+    total += _sum_edges(plane, lines[:, cell, plane], jumps, sides, fields)
     # Edges of the second kind: the boundary of the cell without active units, on which f = 0.
-    scale = np.sqrt(np.sum(slopes**2, axis=2))
-    plane, unit = np.nonzero((head != 0) & (np.abs(means) < REACH * scale))
-    sides = np.where(np.eye(means.shape[1]) > 0, 0.0, -1.0)[unit]
-    unit_lines = np.concatenate([means[plane, unit, None], slopes[plane, unit]], axis=1)
-    total += _sum_edges(plane, unit_lines, np.sign(head[plane, unit]), sides, means, slopes)
+    scale = np.sqrt(fields[1] ** 2 + fields[2] ** 2)
+    unit, plane = np.nonzero((weights != 0) & (np.abs(fields[0]) < REACH * scale))
+    sides = np.where(np.eye(units) > 0, 0.0, -1.0)[:, unit]
+    jumps = np.sign(weights[unit, plane])
+    total += _sum_edges(plane, fields[:, unit, plane], jumps, sides, fields)
     return total, cancels
 
 
@@ -234,30 +238,30 @@ def _sum_edges(
     lines: np.ndarray,
     jumps: np.ndarray,
     sides: np.ndarray,
-    means: np.ndarray,
-    slopes: np.ndarray,
+    fields: np.ndarray,
 ) -> np.ndarray:
-    """Sum the contributions of edges on the lines (1, z_1, z_2).lines = 0, (E, 3), by plane.
+    """Sum the contributions of edges on the lines (1, z_1, z_2).lines = 0, (3, E), by plane.
 
-    An edge is the part of its line on which `sides` times the preactivations (E, K) is nonnegative.
-    Across it sign f changes by `jumps` in the direction in which (1, z_1, z_2).lines increases.
-    Each edge contributes jump [T(r, s2/r) - T(r, s1/r)] with Owen's function T.
+    An edge is the part of its line on which `sides` (K, E) times the preactivations
+    (1, z_1, z_2).fields, (3, K, planes), is nonnegative. Across it sign f changes by `jumps` in the
+    direction in which (1, z_1, z_2).lines increases. Each edge contributes
+    jump [T(r, s2/r) - T(r, s1/r)] with Owen's function T.
     """
     # the line in normal form: distance of its foot from 0, and its unit normal (x, y)
-    sizes = np.sqrt(lines[:, 1] ** 2 + lines[:, 2] ** 2)
-    offset, x, y = -lines[:, 0] / sizes, lines[:, 1] / sizes, lines[:, 2] / sizes
-    first, second = slopes[plane, :, 0], slopes[plane, :, 1]
+    sizes = np.sqrt(lines[1] ** 2 + lines[2] ** 2)
+    offset, x, y = -lines[0] / sizes, lines[1] / sizes, lines[2] / sizes
+    value, first, second = fields[:, :, plane]
     # the preactivations along the line: value at the foot, and rate per unit length
-    at_foot = sides * (means[plane] + offset[:, None] * (x[:, None] * first + y[:, None] * second))
-    rate = sides * (x[:, None] * second - y[:, None] * first)
+    at_foot = sides * (value + offset * (x * first + y * second))
+    rate = sides * (x * second - y * first)
     with np.errstate(divide="ignore", invalid="ignore"):
         crossing = -at_foot / rate
-    low = np.max(np.where(rate > 0, crossing, -2 * REACH), axis=1, initial=-2 * REACH)
-    high = np.min(np.where(rate < 0, crossing, 2 * REACH), axis=1, initial=2 * REACH)
-    edges = np.nonzero((low < high) & np.all((rate != 0) | (at_foot >= 0), axis=1))[0]
+    low = np.max(np.where(rate > 0, crossing, -2 * REACH), axis=0, initial=-2 * REACH)
+    high = np.min(np.where(rate < 0, crossing, 2 * REACH), axis=0, initial=2 * REACH)
+    edges = np.nonzero((low < high) & np.all((rate != 0) | (at_foot >= 0), axis=0))[0]
     distance = np.maximum(np.abs(offset[edges]), 1e-300)
     masses = special.owens_t(distance, high[edges] / distance) - special.owens_t(
         distance, low[edges] / distance
     )
     beyond = np.where(offset[edges] >= 0, jumps[edges], -jumps[edges])
-    return np.bincount(plane[edges], beyond * masses, len(means))
+    return np.bincount(plane[edges], beyond * masses, fields.shape[2])

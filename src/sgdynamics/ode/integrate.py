@@ -21,7 +21,12 @@ from jaxtyping import Bool, Float
 
 from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.code_generator import older_generator
-from sgdynamics.base.progress import current_meter, warn_from_evaluation, warn_if_long
+from sgdynamics.base.progress import (
+    current_meter,
+    describe_work,
+    warn_from_evaluation,
+    warn_if_long,
+)
 from sgdynamics.expectations.risk import stack_lanes
 from sgdynamics.ode.case import (
     ATOL,
@@ -377,11 +382,7 @@ def _show_progress(
     # The first stage of a step is the last of the step before; one evaluation is for its error.
     evaluations = STAGES
     total_steps = steps_taken + steps_left
-    reason = (
-        f"{per_step / evaluations:.2g} s per evaluation of the drift, "
-        f"{evaluations * total_steps} evaluations or more per solution, "
-        f"{meter.total:g} solutions"
-    )
+    reason = describe_work(meter, per_step / evaluations, "drift", evaluations * total_steps)
     # This solution, and the later ones of the same call.
     steps = steps_left + total_steps * (meter.total - meter.finished - 1)
     warn_if_long(meter, per_step * steps, reason)

@@ -154,7 +154,8 @@ def overlaps(
     name : str, default "M"
         The variable: "M", "Q" or "a".
     label : str, optional
-        Label in the legend. Defaults to the method, the dimension and the number of runs.
+        Label in the legend. A theory adds it to the names of the entries; a simulation shows it
+        instead of the method, the dimension and the number of runs.
 
     Returns
     -------
@@ -211,8 +212,8 @@ def variable(
         The unit of time: "t", "alpha", "step" or "epoch". Defaults to the unit that ``ax`` already
         shows, else to the unit in which the result's save points were requested.
     label : str, optional
-        Label of a simulation in the legend. Defaults to the method, the dimension and the number
-        of runs.
+        Label in the legend. A theory adds it to the names of the entries; a simulation shows it
+        instead of the method, the dimension and the number of runs.
 
     Returns
     -------
@@ -260,6 +261,7 @@ def variable(
         shown = None
         if has_theory and len(entries) <= MAX_LABELS:
             shown = curves.entry_label(result, name, entry)
+            shown = f"{shown}, {label}" if label else shown
         elif not has_theory and position == 0:
             shown = label or curves.result_label(result)
         index = (slice(None), slice(None), *entry)

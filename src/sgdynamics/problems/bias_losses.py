@@ -6,11 +6,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base.arrays import Numeric, Parameters, Scalar
-from sgdynamics.problems.losses import Loss, NetworkLoss, OuterLoss, UserFunctions
+from sgdynamics.problems.losses import (
+    Loss,
+    NetworkLoss,
+    OuterLoss,
+    UserFunctions,
+    correlation,
+    squared,
+)
+from sgdynamics.problems.structure import LossDependence, Structure
 from sgdynamics.problems.tops import Top, validate_top
+from sgdynamics.samples.sample import GaussianSample
+
+# Units for which expectations have a grid that is cut at the jumps of the label.
+MOST_UNITS_ON_GRID = 2
 
 
 def bias_top(width: int, trains_head: bool) -> Top:
@@ -54,6 +67,25 @@ class BiasLoss(Loss):
     def cuts(self) -> tuple[tuple[tuple[float, ...], float], ...]:
         """The planes along which the mean of the label has a kink."""
         return self.inner.cuts
+
+    def cut_dependence(self, structure: Structure) -> LossDependence | None:
+        """Return the fields and draws that the loss reads if it is smooth between the cuts.
+
+        The signal comes first, then the fields of the students; the label noise enters the loss as
+        a quadratic polynomial. None if there is more than one signal or are more than two units.
+        """
+        has_kinks = bool(self.kinks) or self.labels is not None
+        few = structure.signals == 1 and structure.width <= MOST_UNITS_ON_GRID
+        if not self.cuts or has_kinks or not few or self.outer not in (squared, correlation):
+            return None
+        if structure.sample != GaussianSample(1):
+            return None
+        size = structure.fields + structure.sample.sampled_normals
+        rows = tuple(tuple(row) for row in np.eye(size).tolist())
+        general = (rows[structure.width], *rows[: structure.width])
+        noise = rows[structure.fields :]
+        nodes = (2,) * len(noise)
+        return LossDependence(general, noise, nodes, nodes)
 
     def user_functions(self) -> UserFunctions:
         return self.inner.user_functions()

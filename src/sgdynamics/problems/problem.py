@@ -291,7 +291,7 @@ class Problem(HasEquations):
         if self.spectrum is not None:
             record["covariance"] = self.spectrum
         arguments = ", ".join(
-            f"{name}={value!r}"
+            f"{name}={_argument_text(value)}"
             for name, value in record.items()
             if name not in ("kind", "rerunnable")
         )
@@ -618,6 +618,13 @@ class Problem(HasEquations):
 
 
 @float64
+def _argument_text(value: object) -> str:
+    """A recorded argument as text: the name for a function of the user."""
+    if isinstance(value, dict) and "function" in value:
+        return str(value["function"])
+    return repr(value)
+
+
 def _values_at(problem: ProblemType, alpha: float) -> ProblemType:
     """Return the problem with its schedules evaluated, also while JAX traces a user's function."""
     with jax.ensure_compile_time_eval():

@@ -110,7 +110,9 @@ class _Network(Problem):
         smooth, _ = analyse_smoothness(self.structure, parameters, [(sample, ())])
         self.structure = replace(self.structure, loss=replace(bias_loss, smooth=smooth))
         overlaps = self._try_functions()
-        dependence = find_dependence(self.structure, parameters, overlaps)
+        dependence = bias_loss.cut_dependence(self.structure)
+        if dependence is None:
+            dependence = find_dependence(self.structure, parameters, overlaps)
         self.structure = replace(self.structure, dependence=dependence)
 
     def _set_noise_law(self, law: NoiseLaw) -> None:

@@ -199,6 +199,7 @@ def test_exponents_in_the_horizon():
     assert -slope[-1, 1] == pytest.approx(0.534, abs=6e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("noise", "steps"), [(100.0, 1000), pytest.param(1000.0, 10_000, marks=pytest.mark.slow)]
 )
@@ -276,6 +277,7 @@ def test_larger_batches_reduce_the_risk():
     assert unequal.risk == pytest.approx(float(risks[-1]))
 
 
+@pytest.mark.slow
 def test_other_parameters_compile_nothing():
     optimal_rates(power(2.5, 1.2, 40, 1.0, 1000), 10)
     assert count_compilations(lambda: optimal_rates(power(1.5, 2.0, 40, 0.3, 990), 10)) == 0

@@ -172,6 +172,7 @@ def test_curves_are_those_of_the_solvers(simple):
     assert np.mean(result["exact"]["risk"], axis=0)[-1] < 0.5 * result["ode"]["risk"][0]
 
 
+@pytest.mark.slow
 def test_the_first_answer_is_the_ode_alone(simple, monkeypatch):
     """The page draws it while the runs compile, so that it must not need them."""
     state, solve, solved = replace(simple, seed=5), curves._solve, []

@@ -63,6 +63,16 @@ CASES: dict[str, Any] = {
         sgd.OnePassSGD(lr=1.0, head_rate=0.5),
         {**TWO_UNITS, "a": [1.2, 0.7]},
     ),
+    "top": lambda: (
+        sgd.models.mlp((2, 2), signals=2, noise=0.2, weight_decay={"V1": 0.1}),
+        sgd.OnePassSGD(lr=0.5, head_rate={"c1": 0.5}),
+        {**TWO_UNITS, "top": {"V1": [[0.8, -0.5], [0.2, 0.6]], "c1": [0.3, -0.2], "u": [1, -1]}},
+    ),
+    "softmax": lambda: (
+        sgd.models.softmax(classes=2, width=2),
+        sgd.OnePassSGD(lr=1.0),
+        {**TWO_UNITS, "top": {"B": [[0.5, -0.2], [-0.3, 0.4]]}},
+    ),
     "sphere": lambda: (
         _committee(constraint="sphere"),
         sgd.OnePassSGD(lr=1.0),

@@ -63,6 +63,7 @@ def overlaps_of(chain: KernelChain, packed_state: RunState) -> dict[str, np.ndar
     return {key: np.asarray(value) for key, value in chain.overlaps(state).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except("blocks"))
 @float64
 def test_unrolled_step_is_the_step_of_the_chain(name: str) -> None:
@@ -92,6 +93,7 @@ def test_unrolled_step_is_the_step_of_the_chain(name: str) -> None:
         np.testing.assert_allclose(overlaps[key], expected_overlaps[key], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except("sphere"))
 @float64
 def test_single_step_is_the_first_step_of_a_span(name: str) -> None:
@@ -120,6 +122,7 @@ def test_single_step_is_the_first_step_of_a_span(name: str) -> None:
         np.testing.assert_allclose(overlaps[key], expected[key], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_except("sphere"))
 @float64
 def test_kernels_are_lowered_to_triton(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

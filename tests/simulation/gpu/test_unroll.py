@@ -45,6 +45,7 @@ def unrolled_values(
     return values
 
 
+@pytest.mark.slow
 @float64
 def test_error_functions_are_exact_to_rounding() -> None:
     x = np.concatenate([np.linspace(-9, 9, 40_001), np.logspace(-12, 0, 500), [np.inf, -np.inf]])

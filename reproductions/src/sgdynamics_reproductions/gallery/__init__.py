@@ -51,7 +51,7 @@ DOCUMENTS = {
     "scaling_laws": "Scaling laws "
     "(power-law spectra, compute-optimal random features, real samples, emergence)",
     "optimisers": "Optimisers (momentum, reuse, Muon, clipping, Adam, noise for privacy)",
-    "tops": "Networks on top of the first layer (softmax, biases, LoRA)",
+    "tops": "Networks on top of the first layer (softmax, biases, LoRA, narrow deep networks)",
     "protocols": "Protocols "
     "(the best learning rates, replay, dropout, decay, curricula, schedules and batches)",
     "epochs": "Epochs (the worth of repeated samples, three orders of samples, unlearning)",

@@ -22,6 +22,7 @@ from sgdynamics_reproductions.tops.lora_figure import IN_RUNS, OVERLAPS, escape_
 PER_DIMENSION = 10.0
 FLAT_SUM = 1e-6  # error of a sum that does not change
 ACCURACY = 5e-3  # error of a sampled accuracy
+EVEN_PART = 0.25  # half the variance of (z^2 - 1)/2, which an odd network cannot learn
 
 
 def _near_theory(
@@ -157,5 +158,46 @@ def low_rank_update(data: xr.Dataset) -> Judgement:
         *(
             larger(words[name], signs[name] * np.diff(value), 0.0, scale=2 * spacing)
             for name, value in escapes.items()
+        ),
+    )
+
+
+@judge_of(
+    "figure_4",
+    "a deep network that is narrow in all its layers",
+    "Runs follow the ODE of the overlaps and of all layers, and three layers learn the even part "
+    "of the target, which one layer of odd units cannot",
+)
+def narrow_deep_network(data: xr.Dataset) -> Judgement:
+    """Compare runs with the ODE, and the late risks of one and of three layers."""
+    times, d = (data.time.values, data.point.values), data.attrs["d"]
+    late = data.risk_runs.values[:, :, -1]
+    gain = EVEN_PART - late[1]
+    return judge_claims(
+        f"late risk with one layer {late[0].mean():.3f}, with three layers {late[1].mean():.3f}; "
+        f"last layer {format_list(data.u.values[0].round(2))} at the start, "
+        f"{format_list(data.u.values[-1].round(2))} at t = {data.time.values[-1]:g}",
+        *(
+            _near_theory(f"Risk of {name}", runs, line, times, d)
+            for name, runs, line in zip(
+                data.network.values, data.risk_runs.values, data.risk.values, strict=True
+            )
+        ),
+        _near_theory("Overlaps", data.overlaps_runs.values, data.overlaps.values, times, d),
+        _near_theory("The second layer", data.c_runs.values, data.c.values, times, d),
+        _near_theory("The last layer", data.u_runs.values, data.u.values, times, d),
+        larger(
+            "One layer keeps at least the risk of the even part",
+            (late[0] - EVEN_PART).mean(),
+            late[0].std(ddof=1) / np.sqrt(len(late[0])),
+            scale=1e-3,
+            runs=len(late[0]),
+        ),
+        larger(
+            "Three layers go below the risk of the even part",
+            gain.mean(),
+            gain.std(ddof=1) / np.sqrt(len(gain)),
+            scale=1e-3,
+            runs=len(gain),
         ),
     )
