@@ -152,8 +152,10 @@ def test_a_power_law_has_an_exact_law():
     direct = sgd.simulate(problem, DESCENT, seed=2, method="direct", **arguments)
     for name in ("excess_risk", "train_risk"):
         for index in range(2):
-            logs = [np.log(1e-3 + result[name].values[:, index]) for result in (exact, direct)]
-            same_law(*logs, f"{name} at save point {index}")
+            first, second = (
+                np.log(1e-3 + result[name].values[:, index]) for result in (exact, direct)
+            )
+            same_law(first, second, f"{name} at save point {index}")
     with pytest.raises(ValueError, match=r"covariance = .*no deterministic limit"):
         sgd.solve_dmft(problem, DESCENT, steps=[2], progress=False)
 

@@ -269,7 +269,7 @@ def test_three_layers_of_relu_in_the_published_setting():
 
     The activation is sqrt(2) max(h, 0), whose features keep the norms of the inputs.
     """
-    relu = sgd.Activation(lambda h: jnp.sqrt(2.0) * jnp.maximum(h, 0.0), kinks=[0.0])
+    relu = sgd.Activation(lambda h: jnp.sqrt(2.0) * jnp.maximum(h, 0.0), kinks=(0.0,))
     problem = published_setting().replace(hidden_layers=3, activation=relu)
     result = solve(problem, sgd.GradientDescent(lr=0.1), [20], 16384)
     square = 2 * result.train_risk.values[0, 0]
