@@ -21,6 +21,7 @@ from sgdynamics.base.precision import float64
 from sgdynamics.base.random import run_keys
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.gpu.chain import KernelChain
+from sgdynamics.simulation.running import RunSetting
 
 DIMENSION = 100_000
 MANY, FEW = 1 << 20, 1 << 14  # numbers of runs
@@ -42,7 +43,8 @@ def chains(width: int, loss: str) -> tuple[KernelChain, ExactChain]:
         else sgd.TeacherStudent(width=width, activation=loss, noise=0.1)
     )
     start = sgd.start(problem, M=np.full((width, 1), 0.1), Q=np.eye(width))
-    arguments = (problem, sgd.OnePassSGD(lr=0.05), start, DIMENSION, np.array([DIMENSION]))
+    setting = RunSetting(start, DIMENSION, np.array([DIMENSION]))
+    arguments = (problem, sgd.OnePassSGD(lr=0.05), setting)
     return KernelChain(*arguments), ExactChain(*arguments)
 
 

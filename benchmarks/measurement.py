@@ -33,3 +33,10 @@ def measure_seconds(work: Callable[[], Any]) -> float:
     start_time = time.perf_counter()
     jax.block_until_ready(work())
     return time.perf_counter() - start_time
+
+
+def measure_processor_seconds(work: Callable[[], Any]) -> float:
+    """Processor seconds of one call, which hardly depend on other programs of the machine."""
+    start_time = time.process_time()
+    jax.block_until_ready(work())
+    return time.process_time() - start_time

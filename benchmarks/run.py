@@ -37,6 +37,7 @@ from sgdynamics.expectations.interface import Quadrature
 from sgdynamics.ode import drift as ode_drift
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.layout import SPAN
+from sgdynamics.simulation.running import RunSetting
 from sgdynamics.solvers import functional
 
 RUNS, WIDTH = 64, 8
@@ -64,7 +65,8 @@ def compile_chain(d: int):
     """Compile the exact chain in dimension d; return the simulator, its state and random keys."""
     problem = sgd.TeacherStudent(width=WIDTH, activation="square")
     start = sgd.random_start(problem, dimension=d, runs=RUNS)
-    simulator = ExactChain(problem, sgd.OnePassSGD(lr=0.1), start, d, problem.block_dimensions(d))
+    setting = RunSetting(start, d, problem.block_dimensions(d))
+    simulator = ExactChain(problem, sgd.OnePassSGD(lr=0.1), setting)
     state, keys = simulator.initial(np.arange(RUNS)), run_keys(0, np.arange(RUNS))
     jax.block_until_ready(simulator.advance(state, keys, 0, SPAN))
     return simulator, state, keys

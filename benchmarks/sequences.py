@@ -17,6 +17,7 @@ from measurement import Measurement, measure_seconds
 from sgdynamics.base.random import run_keys
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.layout import SPAN
+from sgdynamics.simulation.running import RunSetting
 
 RUNS, WIDTH, DIMENSION = 256, 4, 10_000
 
@@ -34,13 +35,8 @@ def mean_token_loss(fields, signals, head, noise_draw):
 def compile_chain(problem, batch):
     """Compile the exact chain; return the simulator, its state and random keys."""
     start = sgd.random_start(problem, dimension=DIMENSION, runs=RUNS)
-    simulator = ExactChain(
-        problem,
-        sgd.OnePassSGD(lr=0.1, batch=batch),
-        start,
-        DIMENSION,
-        problem.block_dimensions(DIMENSION),
-    )
+    setting = RunSetting(start, DIMENSION, problem.block_dimensions(DIMENSION))
+    simulator = ExactChain(problem, sgd.OnePassSGD(lr=0.1, batch=batch), setting)
     state, keys = simulator.initial(np.arange(RUNS)), run_keys(0, np.arange(RUNS))
     jax.block_until_ready(simulator.advance(state, keys, 0, SPAN))
     return simulator, state, keys

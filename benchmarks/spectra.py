@@ -18,6 +18,7 @@ from measurement import Measurement, measure_seconds
 from sgdynamics.base.random import run_keys
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.layout import SPAN
+from sgdynamics.simulation.running import RunSetting
 
 WIDTH, TEACHERS = 4, 2
 
@@ -39,14 +40,10 @@ def compile_chain(dimension):
     problem = build_problem(dimension)
     algorithm = sgd.OnePassSGD(lr=1.0, per="trace").on(problem)
     sizes = problem.block_dimensions(dimension)
-    runs = (
-        ExactChain(problem, algorithm, sgd.random_start(problem), dimension, sizes)
-        .resources()
-        .largest_group
-    )
-    simulator = ExactChain(
-        problem, algorithm, sgd.random_start(problem, runs=runs), dimension, sizes
-    )
+    single = RunSetting(sgd.random_start(problem), dimension, sizes)
+    runs = ExactChain(problem, algorithm, single).resources().largest_group
+    setting = RunSetting(sgd.random_start(problem, runs=runs), dimension, sizes)
+    simulator = ExactChain(problem, algorithm, setting)
     state, keys = simulator.initial(np.arange(runs)), run_keys(0, np.arange(runs))
     jax.block_until_ready(simulator.advance(state, keys, 0, SPAN))
     return simulator, state, keys

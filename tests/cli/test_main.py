@@ -408,6 +408,8 @@ def test_what_a_sweep_is_told(folder):
         "epochs.toml",
         "many_epochs.toml",
         "power_law.toml",
+        "stages.toml",
+        "workers.toml",
     ],
 )
 def test_examples_state_what_can_be_computed(name):
@@ -447,8 +449,11 @@ def test_message_passing_has_no_start():
         "epochs.toml",
         "many_epochs.toml",
         "message_passing.toml",
+        "momentum_on_data.toml",
         "power_law.toml",
         "deep_linear.toml",
+        "stages.toml",
+        "workers.toml",
     ],
 )
 def test_examples_agree_with_theory(name, tmp_path):

@@ -10,6 +10,7 @@ from scipy.special import psi
 
 import sgdynamics as sgd
 from sgdynamics import updates as U
+from sgdynamics.fixed_data.setup import Setup
 from sgdynamics.papers.optimisers import least_squares
 from sgdynamics.results.records import algorithm_from
 from tests.conftest import Z
@@ -309,6 +310,25 @@ def test_limit_of_networks(name):
         own = result.M_standard_error.values[0, :, 0, 1]
         z = (result.M.values[0, :, 0, 1] - second) / np.hypot(own, second_errors)
         assert np.all(np.abs(z) < Z), z
+
+
+@pytest.mark.parametrize(
+    ("update", "passes"),
+    [
+        (U.momentum(0.8), 1),
+        (U.nesterov(0.8), 1),
+        (U.average(0.1), 1),
+        (U.clipped(1.0), 1),
+        pytest.param(U.muon(beta=0.5), 1, marks=pytest.mark.slow),
+        pytest.param(U.row_adam(2, memory=0.1, beta=0.8), 1, marks=pytest.mark.slow),
+        (U.sam(0.4), 2),
+    ],
+    ids=str,
+)
+def test_a_step_takes_one_pass_for_each_of_its_gradients(update, passes):
+    """SAM evaluates two gradients, of which each takes a pass over the paths; all others one."""
+    algorithm = sgd.GradientDescent(0.1, 3.0, update=update)
+    assert Setup.from_algorithm(E2.structure, algorithm).passes == passes
 
 
 def loop_step(state, gradient, lr, D, number):

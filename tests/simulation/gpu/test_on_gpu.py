@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 import sgdynamics as sgd
+from sgdynamics.papers.optimisers import least_squares
 from sgdynamics.simulation.exact import ExactChain
 from sgdynamics.simulation.gpu.chain import KernelChain, exact_chain
 from sgdynamics.simulation.running import RunSetting, run
@@ -15,6 +16,7 @@ from tests.conftest import Z
 from tests.simulation.gpu.cases import CASES, make_chain
 from tests.simulation.gpu.test_data_gradients import CASES as FIXED_DATA_CASES
 from tests.simulation.gpu.test_data_gradients import KERNEL_ENGINE, make_simulator
+from tests.solvers.test_workers import DILOCO, LINEAR, LOCAL, ORIGIN, linear_rounds
 
 pytestmark = pytest.mark.skipif(
     "NVIDIA" not in jax.local_devices()[0].device_kind, reason="needs an NVIDIA GPU"
@@ -162,3 +164,63 @@ def test_diagonal_and_wide_networks() -> None:
             error = np.hypot(on_gpu[f"{name}_standard_error"], on_cpu[f"{name}_standard_error"])
             tolerance += Z * error.values
         assert np.all(np.abs(on_gpu[name] - on_cpu[name]).values <= tolerance), name
+
+
+@pytest.mark.parametrize("workers", [LOCAL, DILOCO], ids=["local", "diloco"])
+def test_rounds_of_workers_have_the_closed_mean(workers: sgd.Workers) -> None:
+    """|w - w*|^2 of linear students after four rounds at d = 1000."""
+    arguments = {"alpha": [2.0], "dimension": 1000, "runs": 1 << 12, "progress": False}
+    runs = sgd.simulate(LINEAR, workers, ORIGIN, **arguments)
+    U = 2 * runs.excess_risk.values[:, 0]
+    error = U.std() / np.sqrt(len(U))
+    assert abs(U.mean() - linear_rounds(workers, 4, d=1000)[-1]) < Z * error
+
+
+def test_stages_have_the_means_of_the_ode() -> None:
+    """Two generations of linear students at d = 1000 with weighted labels."""
+    algorithm = sgd.OnePassSGD(lr=0.5)
+    stages = sgd.model_collapse(LINEAR, algorithm, {"times": [2.0]}, 2, 0.6)
+    theory = sgd.stages(sgd.solve_ode, stages, ORIGIN).excess_risk.values[0]
+    options = {"dimension": 1000, "runs": 1 << 12, "progress": False}
+    excess = sgd.stages(sgd.simulate, stages, ORIGIN, **options).excess_risk
+    error = excess.std("run").values / np.sqrt(excess.sizes["run"])
+    assert np.all(np.abs(excess.mean("run").values - theory) < Z * error + 3e-3 * theory)
+
+
+@pytest.mark.parametrize("name", ["momentum", "nesterov"])
+def test_updates_on_data_have_the_closed_means(name: str) -> None:
+    """DMFT and direct runs of least squares at alpha = 2, from M = 0.2 and Q = 0.5."""
+    problem = sgd.TeacherStudent(width=1, teacher_width=1, activation="linear", noise=0.25)
+    start = sgd.start(problem, M=[[0.2]], Q=[[0.5]])
+    update = getattr(sgd.updates, name)(0.8)
+    algorithm = sgd.GradientDescent(lr=0.4, samples_per_dimension=2.0, update=update)
+    steps = [5, 12]
+    means = least_squares(algorithm, steps, M=0.2, Q=0.5, noise=0.25)
+    options = {"steps": steps, "seed": 3, "progress": False}
+    theory = sgd.solve_dmft(problem, algorithm, start, paths=1 << 14, replicates=4, **options)
+    runs = sgd.simulate(
+        problem, algorithm, start, dimension=1000, runs=64, method="direct", **options
+    )
+    for key, expected in (("M", means.M), ("Q", means.Q), ("train_risk", means.train_risk)):
+        error = theory[f"{key}_standard_error"].values.ravel()
+        assert np.all(np.abs(theory[key].values.ravel() - expected) < Z * error), key
+        values = runs[key].values.reshape(64, -1)
+        error = values.std(axis=0) / 8
+        gap = np.abs(values.mean(axis=0) - expected)
+        assert np.all(gap < Z * error + 0.005 * np.abs(expected)), key
+
+
+def test_sam_has_one_limit_on_both_devices() -> None:
+    """SAM with two gradients per step: DMFT on the GPU and on the CPU within their errors."""
+    problem = sgd.TeacherStudent(width=1, teacher_width=1, activation="erf", noise=0.05)
+    start = sgd.start(problem, M=[[0.3]], Q=[[0.8]])
+    algorithm = sgd.MultiPassSGD(
+        lr=1.0, samples_per_dimension=3.0, batch_fraction=0.3, update=sgd.updates.sam(0.4)
+    )
+    options = {"steps": [5, 10], "paths": 4096, "progress": False}
+    on_gpu = sgd.solve_dmft(problem, algorithm, start, **options)
+    with jax.default_device(jax.devices("cpu")[0]):
+        on_cpu = sgd.solve_dmft(problem, algorithm, start, **options)
+    for key in ("M", "Q", "train_risk"):
+        error = np.hypot(on_gpu[f"{key}_standard_error"], on_cpu[f"{key}_standard_error"])
+        assert np.all(np.abs(on_gpu[key] - on_cpu[key]) < Z * error + 1e-9), key

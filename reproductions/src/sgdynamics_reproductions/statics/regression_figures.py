@@ -121,16 +121,14 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     d, count = (200, 60) if quick else (600, 200)
     noise = labels.student_t(DF, SCALE)
     problem = TeacherStudent(width=1, activation="linear", noise=noise)
-    alpha, points = np.geomspace(0.5, 10.0, 6), np.array(HUBER_POINTS)
-
-    def limits(at: np.ndarray) -> list[np.ndarray]:
-        curves = []
-        for case in HUBER_CASES:
-            result = erm(problem, at, weight_decay=DECAY, loss=case)
-            M, Q = (result[name].values.reshape(len(at)) for name in ("M", "Q"))
-            curves.append(1.0 - 2.0 * M + Q)
-        return curves
-
+    points = np.array(HUBER_POINTS)
+    # The lines pass through the limits at the points.
+    alpha = np.union1d(np.geomspace(0.5, 10.0, 6), points)
+    curves = np.empty((len(HUBER_CASES), len(alpha)))
+    for row, case in enumerate(HUBER_CASES):
+        result = erm(problem, alpha, weight_decay=DECAY, loss=case)
+        M, Q = (result[name].values.reshape(len(alpha)) for name in ("M", "Q"))
+        curves[row] = 1.0 - 2.0 * M + Q
     rng = np.random.default_rng(seed)
     runs = np.empty((2, count, len(points)))
     for index, ratio in enumerate(points):
@@ -143,9 +141,9 @@ def figure_6(quick: bool = False, seed: int = 0) -> tuple[Any, xr.Dataset]:
     data = comparison(
         HUBER_CASES,
         alpha,
-        limits(alpha),
+        curves,
         np.tile(points, (2, 1)),
-        limits(points),
+        curves[:, np.searchsorted(alpha, points)],
         runs,
         "|w - w*|^2",
         d=d,
