@@ -36,4 +36,4 @@ def test_quick_figure_reproduces_its_claim(document, number, tmp_path):
 
 def test_all_documents_have_figures():
     assert {document for document, _ in FIGURES} == set(DOCUMENTS)
-    assert len(FIGURES) == 49
+    assert len(FIGURES) == 50

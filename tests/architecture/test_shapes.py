@@ -58,7 +58,7 @@ WRONG = [
         "fixed_data/conditioning.py",
         '-> Float[Numeric, "inputs p"]:',
         '-> Float[Numeric, "p inputs"]:',
-        "fields_of",
+        "fields_from_rows",
     ),
     (
         "expectations/closed_forms/erf.py",

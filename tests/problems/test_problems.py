@@ -354,3 +354,11 @@ def test_replace_checks_and_suggests():
         problem.noise = 0.2
     assert problem != sgd.MultiIndex(product, directions=2, width=4, activation="erf", noise=0.1)
     assert sgd.OnePassSGD(lr=0.1) != sgd.GradientDescent(lr=0.1)
+
+
+def test_scheduled_parameters_have_double_precision():
+    """In JAX's default precision too, in which 1/6 would be wrong by 1e-9."""
+    problem = sgd.TeacherStudent(width=2, noise=lambda alpha: 0.1 + 0.05 * alpha)
+    noise = problem.at(4 / 3).parameters["noise"]
+    assert noise.dtype == np.float64
+    assert float(noise) == pytest.approx(1 / 6, rel=1e-14)

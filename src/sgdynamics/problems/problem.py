@@ -617,7 +617,6 @@ class Problem(HasEquations):
         return try_problem(self.structure, self.at(0.0).parameters)
 
 
-@float64
 def _argument_text(value: object) -> str:
     """A recorded argument as text: the name for a function of the user."""
     if isinstance(value, dict) and "function" in value:
@@ -625,6 +624,7 @@ def _argument_text(value: object) -> str:
     return repr(value)
 
 
+@float64
 def _values_at(problem: ProblemType, alpha: float) -> ProblemType:
     """Return the problem with its schedules evaluated, also while JAX traces a user's function."""
     with jax.ensure_compile_time_eval():
