@@ -224,3 +224,21 @@ def test_sam_has_one_limit_on_both_devices() -> None:
     for key in ("M", "Q", "train_risk"):
         error = np.hypot(on_gpu[f"{key}_standard_error"], on_cpu[f"{key}_standard_error"])
         assert np.all(np.abs(on_gpu[key] - on_cpu[key]) < Z * error + 1e-9), key
+
+
+@pytest.mark.parametrize("method", ["exact", "direct"])
+def test_message_passing_follows_its_state_evolution(method: str) -> None:
+    """Bayes-optimal AMP of sign labels at d = 1000, both laws; the limit ends at the floor."""
+    problem = sgd.TeacherStudent(width=1, activation="linear", labels=sgd.labels.sign())
+    algorithm = sgd.AMP(2.0)
+    limit = sgd.solve_dmft(problem, algorithm, None, steps=[1, 3, 60], progress=False)
+    assert abs(limit.M.values[0, -1].item() - 0.728298174) < 1e-9
+    options = {"steps": [1, 3, 12], "dimension": 1000, "runs": 24, "progress": False}
+    runs = sgd.simulate(problem, algorithm, None, method=method, **options)
+    for key in ("M", "Q"):
+        values = runs[key].values.reshape(24, -1)
+        error = values.std(axis=0, ddof=1) / np.sqrt(24)
+        expected = limit[key].values.ravel()
+        # step 12 is at the end up to 1e-4; the bias of order 1/d is a few units
+        assert np.all(np.abs(values.mean(axis=0) - expected) < Z * error + 6 / 1000), key
+        assert np.all(error < 0.01), key
