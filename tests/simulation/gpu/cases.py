@@ -127,7 +127,7 @@ def make_chain(name: str, dimension: int, runs: int = 1, interpret: bool = False
     start = broadcast_runs(sgd.start(problem, **overlaps), runs)
     return KernelChain(
         problem,
-        algorithm,
+        algorithm.on(problem),
         RunSetting(start, dimension, problem.block_dimensions(dimension)),
         interpret,
     )

@@ -80,6 +80,9 @@ FUNCTIONS: dict[str, Any] = {
         jnp.argmax(x, axis=1),
         A[1, i],
         x.at[i % 1].get(),
+        x.at[1, i].set(2.0, mode="clip"),
+        x.at[i % 3, i].add(x[0, 1], mode="clip"),
+        jax.grad(lambda row: jax.nn.log_softmax(row)[i])(x[0]),
     ),
     "moves": lambda A, x, i: (
         x.at[1].add(x[0]).at[:, 2].set(3.0),

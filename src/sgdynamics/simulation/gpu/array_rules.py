@@ -22,7 +22,6 @@ from sgdynamics.simulation.gpu.scalars import (
     Entry,
     add,
     add_all,
-    are_constant,
     constant_entries,
     constant_values,
     equals,
@@ -60,19 +59,29 @@ MOVES: dict[str, tuple[int, ...] | None] = {
 # Primitives that are linear in their data operands, with the positions of these.
 LINEAR = {"scatter-add": (0, 2), "scatter_add": (0, 2), "cumsum": (0,)}
 
+# Unrolls a primitive with known indices: (equation, inputs, positions of the data) -> outputs.
+KnownRule = Callable[[Equation, list[np.ndarray], tuple[int, ...]], list[np.ndarray]]
+
 
 # ---- moves
 
 
 def move(equation: Equation, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """Unroll a primitive that moves entries.
+    """Unroll a primitive that moves entries."""
+    data = MOVES[equation.primitive.name]
+    data = tuple(range(len(inputs))) if data is None else data
+    return _with_known_indices(equation, inputs, data, _move_known)
+
+
+def _with_known_indices(
+    equation: Equation, inputs: list[np.ndarray], data: tuple[int, ...], unroll_known: KnownRule
+) -> list[np.ndarray]:
+    """Unroll a primitive by a rule for known indices.
 
     The indices may be unknown, as in `A[:, i]` with an `i` that differs between lanes. Then all
     values of the indices are tried, and each lane selects its own.
     """
     name = equation.primitive.name
-    data = MOVES[name]
-    data = tuple(range(len(inputs))) if data is None else data
     # Entries of index operands that differ between lanes.
     unknown = [
         (operand, index)
@@ -82,13 +91,13 @@ def move(equation: Equation, inputs: list[np.ndarray]) -> list[np.ndarray]:
         if not is_constant(entries[index])
     ]
     if not unknown:
-        return _move_known(equation, inputs, data)
+        return unroll_known(equation, inputs, data)
     sizes = [_index_range(equation, inputs, operand, index) for operand, index in unknown]
     choices = int(np.prod(sizes))
     if choices > MAX_CHOICES:
         raise NotUnrollable(f"{name} by an index with {choices} values")
     outputs: list[np.ndarray] = []
-    # One move for each combination of index values. A lane takes the result whose condition holds;
+    # One result for each combination of index values. A lane takes the one whose condition holds;
     # the first combination is the default.
     for values in itertools.product(*(range(size) for size in sizes)):
         trial, condition = [entries.copy() for entries in inputs], None
@@ -97,7 +106,7 @@ def move(equation: Equation, inputs: list[np.ndarray]) -> list[np.ndarray]:
             trial[operand][index] = np.asarray(value, entry.dtype)[()]
             holds = _index_matches(entry, value, size)
             condition = holds if condition is None else condition & holds
-        candidates = _move_known(equation, trial, data)
+        candidates = unroll_known(equation, trial, data)
         if outputs:
             pairs = zip(candidates, outputs, strict=True)
             outputs = [map_entries(partial(where, condition), pair) for pair in pairs]
@@ -120,6 +129,9 @@ def _index_range(
     name = equation.primitive.name
     if name == "gather":
         return inputs[0].shape[equation.params["dimension_numbers"].start_index_map[index[-1]]]
+    if name.startswith("scatter"):
+        numbers = equation.params["dimension_numbers"]
+        return inputs[0].shape[numbers.scatter_dims_to_operand_dims[index[-1]]]
     if name in ("dynamic_slice", "dynamic_update_slice"):
         # Clamped indices stay inside of the axis, so that its size bounds the number of values.
         # One index operand per axis, behind the data operands.
@@ -155,14 +167,19 @@ def _move_known(
 
 
 def apply_linear(equation: Equation, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    """Unroll a linear primitive with known indices.
+    """Unroll a primitive that is linear in its data.
 
     Its matrix follows from the primitive itself on unit vectors; zeros of the matrix cost nothing.
     """
     data = LINEAR[equation.primitive.name]
-    if not all(are_constant(entries) for i, entries in enumerate(inputs) if i not in data):
-        raise NotUnrollable(f"{equation.primitive.name} to an unknown position")
-    # Indices are known now: the primitive is one fixed matrix that acts on the flat data.
+    return _with_known_indices(equation, inputs, data, _apply_known)
+
+
+def _apply_known(
+    equation: Equation, inputs: list[np.ndarray], data: tuple[int, ...]
+) -> list[np.ndarray]:
+    """Apply a linear primitive with known indices."""
+    # With known indices the primitive is one fixed matrix that acts on the flat data.
     pool = np.concatenate([inputs[operand].reshape(-1) for operand in data])
 
     def image(vector: Numeric) -> Array:
