@@ -126,9 +126,13 @@ def update_rates(
 ) -> dict[str, Numeric]:
     """Return d/dtau of the overlaps of all slow rows, of the head, the scalars and the squares."""
     law = field.law
-    # Oblique columns know the inner products of the rows, not their lengths. The update's own noise
-    # and the projection to the sphere need lengths.
-    is_oblique = law.linear_in_rows and not law.noise and not field.structure.constraint.fixes_norms
+    # Oblique columns know the inner products of the rows, not their lengths. The update's own noise,
+    # the projection to the sphere, and a step at a point of the samples need lengths.
+    is_oblique = (
+        law.linear
+        and law.linear_in_rows
+        and not (law.noise or field.structure.constraint.fixes_norms)
+    )
     frame_class = ObliqueFrame if is_oblique else Frame
     frame = frame_class(field.structure, field.batch, law, parameters, D, state)
     # "unit" converts lr/D of the user's units to those of the dimension.
