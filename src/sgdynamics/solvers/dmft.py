@@ -13,6 +13,7 @@ import xarray as xr
 
 from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
+from sgdynamics.algorithms.head_rates import with_leaf_rates
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import (
@@ -276,10 +277,11 @@ def _solve_effective_process(arguments: DMFTArguments) -> xr.Dataset:
     algorithms = [call.dynamics.algorithm]
     if isinstance(limit, EpochSGD):
         last_step = float(call.save_steps[-1])
-        algorithms = [
+        in_cells = (
             limit.in_steps(1 / count).with_cell_velocity().with_tabulated_rate(ratio * last_step)
             for count, ratio in zip(cell_counts, refinements, strict=True)
-        ]
+        )
+        algorithms = [with_leaf_rates(algorithm, problem) for algorithm in in_cells]
     sampling = Sampling(_paths_per_replicate(arguments.paths, replicates), replicates, call.seed)
     request = _Request(
         problem, call, sampling, two_time, method, algorithms, refinements, arguments.devices
