@@ -18,7 +18,9 @@ from jaxtyping import Float
 
 from sgdynamics.base.arrays import IntScalar, Numeric
 
-BATCH_TERMS = (1 << 13, 1 << 22)  # quadruples that are evaluated together: on a CPU, on a GPU
+# Quadruples that are evaluated together, on a CPU and on a GPU. XLA divides a loop among the cores of
+# a CPU from about 2^16 terms on.
+BATCH_TERMS = (1 << 17, 1 << 22)
 
 
 @lru_cache(maxsize=32)
@@ -58,8 +60,8 @@ def sum_pairs_of_fields(
     """N from E[s'_i s'_j g_b g_c] = four_point(Omega, i, j, partners) for all fields b and c.
 
     `partners` are the fields c of each b, (fields, offsets): b + offset for the offsets 0 to n/2,
-    which are all pairs (b, c) once. The pairs (i, j) are evaluated in batches that fit into the
-    cache; arrays of all quadruples do not, and their indices would be constants of the program.
+    which are all pairs (b, c) once. The pairs (i, j) are evaluated in batches: arrays of all
+    quadruples would not fit into the cache, and their indices would be constants of the program.
     """
     fields = omega.shape[0]
     offsets = np.arange(fields // 2 + 1)
