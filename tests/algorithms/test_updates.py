@@ -186,7 +186,7 @@ def test_optimisers_of_other_libraries_raise_with_their_replacement(name, expect
 @pytest.mark.slow
 def test_docstrings_name_variables_of_results():
     """Expressions such as ``result.update_squares`` in docstrings of updates are valid."""
-    problem = sgd.TeacherStudent(width=1, activation="linear")
+    problem = sgd.TeacherStudent(width=1, activation="linear", head="trained")
     start = sgd.random_start(problem, dimension=40)
     pattern = re.compile(r"``(result\..+?)``")
     for update in (U.adagrad_norm(0.5), U.adam(memory=1.0), U.average(1.0), U.polyak()):

@@ -61,7 +61,6 @@ BY_CLASS = {
     "results/clock.py": 2,  # t counts lr steps on fixed data, lr steps/d on fresh samples
     "results/records.py": 2,
     "solvers/deep_linear.py": 1,
-    "solvers/dmft.py": 1,
     "solvers/dmft_cells.py": 2,
     "solvers/large_batch.py": 1,
     "solvers/linear.py": 1,  # which students are linear

@@ -46,7 +46,12 @@ def solve(field, state, times, rtol=1e-9, atol=1e-11, inside=lambda t, y: t >= 0
 
 @pytest.mark.slow
 def test_steps_are_those_of_diffrax():
-    """Save points by dense output agree to rounding, and the number of steps is the same."""
+    """Save points by dense output agree to rounding, and the number of steps is the same.
+
+    The tolerance is so large that the first steps grow by the largest factor: with a small one,
+    their errors are rounding, and the lengths of all later steps depend on the processor.
+    """
+    rtol, atol = 1e-5, 1e-7
     state = {"angle": np.array([[1.0], [2.5]]), "speed": np.array([0.0, -1.0])}
     times = np.array([0.0, 0.003, 1.0, 1.5, 7.0, 20.0])
 
@@ -60,10 +65,10 @@ def test_steps_are_those_of_diffrax():
             dt0=0.01,
             y0=jax.tree.map(jnp.asarray, state),
             saveat=diffrax.SaveAt(ts=jnp.asarray(times)),
-            stepsize_controller=diffrax.PIDController(rtol=1e-9, atol=1e-11),
+            stepsize_controller=diffrax.PIDController(rtol=rtol, atol=atol),
         )
 
-    solution, reference = solve(pendulum, state, times), solve_reference()
+    solution, reference = solve(pendulum, state, times, rtol, atol), solve_reference()
     for name, values in reference.ys.items():
         np.testing.assert_allclose(solution.saved[name], values, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(solution.last[name], values[-1], rtol=1e-12, atol=1e-12)
@@ -71,8 +76,8 @@ def test_steps_are_those_of_diffrax():
     assert not bool(solution.has_diverged | solution.exhausted)
     # one step fewer than diffrax does not reach the end
     steps = int(reference.stats["num_steps"])
-    assert not bool(solve(pendulum, state, times, max_steps=steps).exhausted)
-    assert bool(solve(pendulum, state, times, max_steps=steps - 1).exhausted)
+    assert not bool(solve(pendulum, state, times, rtol, atol, max_steps=steps).exhausted)
+    assert bool(solve(pendulum, state, times, rtol, atol, max_steps=steps - 1).exhausted)
 
 
 def test_solution_ends_where_it_leaves_its_bounds():

@@ -153,6 +153,10 @@ def _advance_case(
     def advance_runs(replicate: PyTree, loops: Loop) -> Loop:
         return _map_leading_axis(partial(advance_run, replicate), loops)
 
+    count = len(jax.tree.leaves(loops)[0])
+    if count > 1 and jax.default_backend() == "cpu":
+        # One after the other: XLA has no fast code for products of batches of small matrices.
+        return jax.lax.map(lambda pair: advance_runs(*pair), (replicates, loops))
     return _map_leading_axis(advance_runs, replicates, loops)
 
 

@@ -126,8 +126,8 @@ def update_rates(
 ) -> dict[str, Numeric]:
     """Return d/dtau of the overlaps of all slow rows, of the head, the scalars and the squares."""
     law = field.law
-    # Oblique columns know the inner products of the rows, not their lengths. The update's own noise,
-    # the projection to the sphere, and a step at a point of the samples need lengths.
+    # Oblique columns know the inner products of the rows, not their lengths. Lengths are needed for
+    # the update's own noise, for rows on the sphere, and for a step at a point of the samples.
     is_oblique = (
         law.linear
         and law.linear_in_rows

@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from sgdynamics.algorithms.epochs import EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData, validate_fixed_data
-from sgdynamics.algorithms.head_rates import with_leaf_rates
 from sgdynamics.algorithms.one_pass import OnePassSGD
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import (
@@ -46,7 +44,7 @@ from sgdynamics.solvers.call import SolverCall
 from sgdynamics.solvers.deep_linear import solve_limit
 from sgdynamics.solvers.diagonal import solve_paths
 from sgdynamics.solvers.dmft_arguments import DEFAULT_OPTIONS, PATHS, REPLICATES, DMFTArguments
-from sgdynamics.solvers.dmft_cells import States, cell_levels, limit_of_epochs
+from sgdynamics.solvers.dmft_cells import States, algorithms_in_cells, cell_levels, limit_of_epochs
 from sgdynamics.solvers.dmft_result import Solutions, dmft_result
 from sgdynamics.solvers.state_evolution import state_evolution
 from sgdynamics.solvers.wide_network import solve_wide_network
@@ -273,15 +271,10 @@ def _solve_effective_process(arguments: DMFTArguments) -> xr.Dataset:
         )
     # The coarsest level of cells comes first: save points are at its cells.
     refinements = [count // cell_counts[0] for count in cell_counts] or [1]
-    # An algorithm with epochs becomes one with steps of 1/m epoch, for each level of cells.
-    algorithms = [call.dynamics.algorithm]
-    if isinstance(limit, EpochSGD):
-        last_step = float(call.save_steps[-1])
-        in_cells = (
-            limit.in_steps(1 / count).with_cell_velocity().with_tabulated_rate(ratio * last_step)
-            for count, ratio in zip(cell_counts, refinements, strict=True)
-        )
-        algorithms = [with_leaf_rates(algorithm, problem) for algorithm in in_cells]
+    last_steps = [ratio * float(call.save_steps[-1]) for ratio in refinements]
+    algorithms = algorithms_in_cells(problem, limit, cell_counts, last_steps) or [
+        call.dynamics.algorithm
+    ]
     sampling = Sampling(_paths_per_replicate(arguments.paths, replicates), replicates, call.seed)
     request = _Request(
         problem, call, sampling, two_time, method, algorithms, refinements, arguments.devices

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from sgdynamics.algorithms.cell_stability import CellStability
 from sgdynamics.algorithms.epochs import SIMULATE, EpochSGD
 from sgdynamics.algorithms.fixed_data import FixedData
+from sgdynamics.algorithms.head_rates import with_leaf_rates
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import ArrayArgument
 from sgdynamics.base.controls import is_scheduled
@@ -83,6 +86,24 @@ def cell_levels(
     count = number_of_cells(problem, algorithm, start, cells)
     # Multiples of 4 cells (`EpochSGD.cells`): all levels are whole numbers.
     return [count // 4, count // 2, count]
+
+
+def algorithms_in_cells(
+    problem: Problem, limit: FixedData, cell_counts: list[int], last_steps: list[float]
+) -> list[FixedData]:
+    """The algorithm of each level of cells, whose steps are cells of 1/m epoch.
+
+    `last_steps` are the numbers of cells up to the last save point. Empty without cells.
+    """
+    if not cell_counts:
+        return []
+    epochs = cast("EpochSGD", limit)
+    return [
+        with_leaf_rates(
+            epochs.in_steps(1 / count).with_cell_velocity().with_tabulated_rate(last_step), problem
+        )
+        for count, last_step in zip(cell_counts, last_steps, strict=True)
+    ]
 
 
 def extrapolate_levels(levels: list[States]) -> tuple[States, States]:

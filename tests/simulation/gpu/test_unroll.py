@@ -212,6 +212,7 @@ def test_operations_without_an_unrolled_form_are_named() -> None:
         (lambda x: jnp.linalg.qr(x.reshape(3, 2))[0], "QR"),
         (lambda x: jax.scipy.special.gammaln(x), "lgamma"),
         (lambda x: jnp.zeros((400, 400)) + x[0], "values to unroll"),
+        (lambda x: x.at[jnp.argmax(x)].set(1.0), "may be out of bounds"),
         (lambda x: jax.lax.scan(lambda c, _: (c + x[0], None), 0.0, length=65)[0], "a loop of 65"),
     ):
         with pytest.raises(NotUnrollable, match=message):

@@ -18,8 +18,8 @@ from jaxtyping import Float
 
 from sgdynamics.base.arrays import IntScalar, Numeric
 
-# Quadruples that are evaluated together, on a CPU and on a GPU. XLA divides a loop among the cores of
-# a CPU from about 2^16 terms on.
+# Quadruples that are evaluated together, on a CPU and on a GPU. XLA divides a loop among the cores
+# of a CPU from about 2^16 terms on.
 BATCH_TERMS = (1 << 17, 1 << 22)
 
 

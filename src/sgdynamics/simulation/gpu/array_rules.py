@@ -59,6 +59,9 @@ MOVES: dict[str, tuple[int, ...] | None] = {
 # Primitives that are linear in their data operands, with the positions of these.
 LINEAR = {"scatter-add": (0, 2), "scatter_add": (0, 2), "cumsum": (0,)}
 
+# Modes of a scatter whose positions are inside of the array, or moved to its ends.
+IN_BOUNDS = (jax.lax.GatherScatterMode.CLIP, jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+
 # Unrolls a primitive with known indices: (equation, inputs, positions of the data) -> outputs.
 KnownRule = Callable[[Equation, list[np.ndarray], tuple[int, ...]], list[np.ndarray]]
 
@@ -130,8 +133,11 @@ def _index_range(
     if name == "gather":
         return inputs[0].shape[equation.params["dimension_numbers"].start_index_map[index[-1]]]
     if name.startswith("scatter"):
-        numbers = equation.params["dimension_numbers"]
-        return inputs[0].shape[numbers.scatter_dims_to_operand_dims[index[-1]]]
+        # JAX drops an entry out of bounds by default, which a choice of positions would not.
+        if equation.params["mode"] not in IN_BOUNDS:
+            raise NotUnrollable(f"{name} to an unknown position, which may be out of bounds")
+        axes = equation.params["dimension_numbers"]
+        return inputs[0].shape[axes.scatter_dims_to_operand_dims[index[-1]]]
     if name in ("dynamic_slice", "dynamic_update_slice"):
         # Clamped indices stay inside of the axis, so that its size bounds the number of values.
         # One index operand per axis, behind the data operands.
