@@ -125,9 +125,7 @@ def test_random_states_against_monte_carlo_and_stated_error(width, kind):
         truth = monte_carlo(mean, covariance, head, count, generator)
         assert abs(share[0] - truth) <= Z * np.sqrt(truth * (1 - truth) / count) + 25 / count
         assert error[0] < 2e-6
-        finer = indicators.positive_share(
-            indicators.IndicatorNodes(20, 14), mean[None], covariance[None], head[None]
-        )
+        finer = indicators.positive_share(20, mean[None], covariance[None], head[None])
         assert abs(finer[0] - share[0]) <= error[0] + 1e-9
 
 

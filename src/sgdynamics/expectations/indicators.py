@@ -1,9 +1,8 @@
 """Probability that a ReLU network is positive, for Gaussian preactivations.
 
-Let h = mean + U z with z standard normal in the principal axes of the covariance, the two largest
-first, and f = sum_i a_i relu(h_i). In the plane of the two largest axes sign f is constant on
-polygons. The field G = -z exp(-|z|^2/2)/(2 pi |z|^2) has the divergence (normal density) -
-delta(z), hence by the divergence theorem
+Let h = mean + U z with z standard normal and f = sum_i a_i relu(h_i). In the plane of the first two
+coordinates of z sign f is constant on polygons. The field G = -z exp(-|z|^2/2)/(2 pi |z|^2) has the
+divergence (normal density) - delta(z), hence by the divergence theorem
 
     E[sign f] = sign f(0) + sum over edges of jump [T(r, s2/r) - T(r, s1/r)]
 
@@ -12,7 +11,8 @@ the edge minus sign f on the side of 0, and T is Owen's function (Ann. Math. Sta
 
 The probability given the other axes is analytic between the values at which corners of the polygons
 meet. The corners are intersections of the planes h_i = 0 and f = 0, so these values are known. The
-other axes are cut there and have Gauss-Legendre nodes in between.
+other axes are cut there and have Gauss-Legendre nodes in between. Any orthonormal axes serve; those
+along which no plane is steep need few nodes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
+from sgdynamics.base.cores import map_on_cores
 from sgdynamics.expectations.nodes import gauss_legendre
 
 MOST_UNITS = 4  # more units have too many cells and too many axes
@@ -34,18 +35,9 @@ ROUNDING = 1e-11  # absolute error that rounding and SHIFT leave
 NEGLIGIBLE = 1e-11  # weight of a node that is left out
 PLANES = 1 << 9  # planes of one call of `plane_sign`: their arrays fit into the cache
 TOLERANCE = 1e-6  # difference between two resolutions at which no finer one is tried
-
-
-class IndicatorNodes(NamedTuple):
-    """Numbers of Gauss-Legendre nodes per interval of the third and the fourth principal axis."""
-
-    third: int
-    fourth: int
-
-
-RESOLUTIONS = tuple(
-    IndicatorNodes(*counts) for counts in ((5, 4), (8, 5), (12, 8), (18, 12), (26, 18))
-)
+# Numbers of Gauss-Legendre nodes per interval of the third and of the fourth axis.
+RESOLUTIONS = (7, 9, 13, 19, 27)
+CANDIDATES = 256  # directions among which an axis is chosen
 
 
 def positive_share_and_error(
@@ -60,18 +52,18 @@ def positive_share_and_error(
     if means.shape[1] <= 2:
         return share, np.full(len(share), ROUNDING)
     error = np.abs(share - positive_share(RESOLUTIONS[0], means, covariance, head))
-    for counts in RESOLUTIONS[2:]:
+    for count in RESOLUTIONS[2:]:
         inaccurate = np.nonzero(error > TOLERANCE)[0]
         if not len(inaccurate):
             break
-        finer = positive_share(counts, means[inaccurate], covariance[inaccurate], head[inaccurate])
+        finer = positive_share(count, means[inaccurate], covariance[inaccurate], head[inaccurate])
         error[inaccurate] = np.abs(finer - share[inaccurate])
         share[inaccurate] = finer
     return share, np.maximum(error, TOLERANCE)
 
 
 class _Planes(NamedTuple):
-    """Planes of the two largest axes, given nodes of the other axes."""
+    """Planes of the first two axes, given nodes of the other axes."""
 
     means: np.ndarray  # of the preactivations, (N, K)
     weights: np.ndarray  # (N,)
@@ -79,49 +71,80 @@ class _Planes(NamedTuple):
 
 
 def positive_share(
-    counts: IndicatorNodes, means: np.ndarray, covariance: np.ndarray, head: np.ndarray
+    count: int, means: np.ndarray, covariance: np.ndarray, head: np.ndarray
 ) -> np.ndarray:
     """P(f > 0) + P(f = 0)/2 for means (N, K), covariances (N, K, K) and heads (N, K), K <= 4.
 
-    Covariances may be singular.
+    Covariances may be singular. There are `count` nodes per interval of the third and fourth axes.
     """
     states, units = means.shape
-    variances, axes = np.linalg.eigh(covariance)
-    variances = np.maximum(variances[:, ::-1], 0.0)  # decreasing
-    slopes = axes[:, :, ::-1] * np.sqrt(variances)[:, None, :]
+    variances, vectors = np.linalg.eigh(covariance)
+    variances = np.maximum(variances, 0.0)
+    slopes = vectors * np.sqrt(variances)[:, None, :]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # the point at which all preactivations vanish; infinite along axes without variance
+        zero = -np.einsum("nk,nkd->nd", means, vectors) / np.sqrt(variances)
     # a unit whose head is 0 never matters: an inactive constant in its place has no edges
     is_silent = head == 0
     means = np.where(is_silent, -1.0, means)
     slopes = np.where(is_silent[..., None], 0.0, slopes)
     planes = _Planes(means, np.ones(states), np.arange(states))
-    if units == 4:
-        cuts = _common_zero(means, axes[:, :, 0], variances[:, 3])
-        planes = _condition_on_axis(planes, slopes[:, :, 3], cuts, counts.fourth)
-    if units == 3:
-        cuts = _common_zero(means, axes[:, :, 0], variances[:, 2])
-        planes = _condition_on_axis(planes, slopes[:, :, 2], cuts, counts.third)
-    elif units == 4:
+    if units > 2:
+        rotation = _basis_with_last(_choose_axis(slopes, head))
+        with np.errstate(invalid="ignore"):
+            # all corners of the polygons meet there
+            meeting = np.nan_to_num(np.sum(zero * rotation[:, :, -1], axis=1), nan=np.inf)
+        slopes = slopes @ rotation
+        planes = _condition_on_axis(planes, slopes[:, :, -1], meeting[:, None], count)
+    if units > 3:
+        slopes = slopes[:, :, :3]
+        slopes = slopes @ _basis_with_last(_choose_axis(slopes, head))
         cuts = _corners(planes.means, slopes[planes.states], head[planes.states])
-        planes = _condition_on_axis(planes, slopes[:, :, 2], cuts, counts.third)
+        planes = _condition_on_axis(planes, slopes[:, :, 2], cuts, count)
     # a single unit has a second axis of slope 0
     slopes = np.concatenate([slopes, np.zeros((states, units, 1))], axis=2)[:, :, :2]
-    total = np.zeros(states)
-    for start in range(0, len(planes.states), PLANES):
+
+    def add_planes(start: int) -> np.ndarray:
         chunk = slice(start, start + PLANES)
         index = planes.states[chunk]
         signs = plane_sign(planes.means[chunk], slopes[index], head[index])
-        total += np.bincount(index, planes.weights[chunk] * signs, states)
-    return 0.5 + 0.5 * total
+        return np.bincount(index, planes.weights[chunk] * signs, states)
+
+    totals = map_on_cores(add_planes, range(0, len(planes.states), PLANES))
+    return 0.5 + 0.5 * np.sum(totals, axis=0)
 
 
-def _common_zero(means: np.ndarray, axis: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """The coordinate along the smallest principal axis at which all preactivations vanish, (N, 1).
+@lru_cache(maxsize=4)
+def _directions(axes: int) -> np.ndarray:
+    """Unit vectors (n, axes): those of the axes, and random ones."""
+    random = np.random.default_rng(axes).standard_normal((CANDIDATES, axes))
+    return np.concatenate([np.eye(axes), random / np.linalg.norm(random, axis=1, keepdims=True)])
 
-    There all corners of the polygons meet. It is infinite if the axis has no variance.
+
+def _choose_axis(slopes: np.ndarray, head: np.ndarray) -> np.ndarray:
+    """The direction (N, D) along which the steepest plane h_i = 0 or f = 0 is least steep.
+
+    `slopes` (N, K, D) are those of the preactivations. Steepness is the share of the unit normal of
+    a plane along the direction: the probability given that coordinate varies on the scale of its
+    inverse.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
-        coordinate = -np.sum(means * axis, axis=1) / np.sqrt(variance)
-    return np.nan_to_num(coordinate, nan=np.inf)[:, None]
+    has_both_signs, outputs = _output_planes(slopes.transpose(2, 1, 0), head.T)
+    outputs = np.where(has_both_signs, outputs, 0.0).transpose(2, 1, 0)
+    normals = np.concatenate([slopes, outputs], axis=1)
+    sizes = np.linalg.norm(normals, axis=2, keepdims=True)
+    normals = normals / np.where(sizes > 0, sizes, 1.0)
+    directions = _directions(slopes.shape[2])
+    steepness = np.max(np.abs(normals @ directions.T), axis=1)
+    return directions[np.argmin(steepness, axis=1)]
+
+
+def _basis_with_last(vectors: np.ndarray) -> np.ndarray:
+    """Orthonormal bases (N, D, D) whose last columns are unit vectors (N, D): reflections."""
+    identity = np.eye(vectors.shape[1])
+    difference = vectors - identity[-1]
+    squares = np.sum(difference**2, axis=1)
+    scale = 2 / np.where(squares > 0, squares, 1.0)
+    return identity - scale[:, None, None] * difference[:, :, None] * difference[:, None, :]
 
 
 def _corners(means: np.ndarray, slopes: np.ndarray, head: np.ndarray) -> np.ndarray:
@@ -184,6 +207,16 @@ def _activity_patterns(units: int) -> np.ndarray:
     return np.array(list(itertools.product((False, True), repeat=units)))
 
 
+def _output_planes(fields: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The output f (D, 2^K, N) in the cell of each set of active units, for fields (D, K, N).
+
+    The first result tells whether f has zeros there, (2^K, N): not if all heads have one sign.
+    """
+    active = _activity_patterns(len(weights))
+    has_both_signs = (active @ (weights > 0)) & (active @ (weights < 0))
+    return has_both_signs, active.astype(float) @ (fields * weights)
+
+
 def plane_sign(means: np.ndarray, slopes: np.ndarray, head: np.ndarray) -> np.ndarray:
     """E[sign f] for h = means (N, K) + slopes (N, K, 2) z, with z standard normal in the plane.
 
@@ -212,13 +245,11 @@ def _generic_sign(
     # (1, z_1, z_2).fields = preactivations: units and planes last, where NumPy is fast
     fields = np.ascontiguousarray(np.concatenate([means[..., None], slopes], axis=2).T)
     weights = np.ascontiguousarray(head.T)
-    # Edges of the first kind: zeros of f inside the cell of a set of active units. If all their
-    # heads have one sign, f has none.
-    has_both_signs = (active @ (weights > 0)) & (active @ (weights < 0))
-    outputs = fields * weights
-    offset, x, y = lines = active.astype(float) @ outputs
+    # Edges of the first kind: zeros of f inside the cell of a set of active units.
+    has_both_signs, lines = _output_planes(fields, weights)
+    offset, x, y = lines
     sizes = np.sqrt(x**2 + y**2)
-    gross = active @ np.abs(outputs[1:]).sum(axis=0)
+    gross = active @ np.abs(fields[1:] * weights).sum(axis=0)
     cancels = np.any(has_both_signs & (sizes <= CANCELS * gross), axis=0)
     cell, plane = np.nonzero(has_both_signs & (np.abs(offset) < REACH * sizes))
     sides = np.where(active, 1.0, -1.0).T[:, cell]

@@ -43,35 +43,46 @@ def orthant_moments(
     flip: Scalar,
 ) -> OrthantMoments:
     """Moments over h ~ N(mean, covariance), with the half-line rule `table` in every dimension."""
-    width = mean.shape[0]
+    last = mean.shape[0] - 1
     root = lower_root(covariance)
-    # conditional means of all units, weights and output f, given the coordinates so far
-    centres, weights, f = mean[None], jnp.ones(1), jnp.zeros(1)
-    for i in range(width):
-        scale = root[i, i]
+    # conditional means of all units (first axis), weights and output f, given the coordinates so
+    # far
+    centres, weights, f = mean[:, None], jnp.ones(1), jnp.zeros(1)
+    for i in range(last):
         # a unit without variance is at its mean, on one side of 0
-        z, node_weights = half_lines.both(table, -half_lines.standardise(centres[:, i], scale))
-        fields = centres[:, None, None] + z[..., None] * root[:, i]
-        relu = jnp.stack([fields[:, 0, :, i], jnp.zeros_like(fields[:, 1, :, i])], axis=1)
+        edge = -half_lines.standardise(centres[i], root[i, i])
+        z, node_weights = half_lines.both(table, edge)
+        fields = centres[..., None, None] + root[:, i, None, None, None] * z
+        relu = jnp.stack([fields[i, :, 0], jnp.zeros_like(fields[i, :, 1])], axis=1)
         f = (f[:, None, None] + head[i] * relu).reshape(-1)
         weights = (weights[:, None, None] * node_weights).reshape(-1)
-        centres = fields.reshape(-1, width)
-    q = jax.nn.sigmoid(flip * f)
-    nodes = node_weights.shape[-1]
-    # axes: (side, node) of each unit; sums over nodes leave the signs
-    shape, node_axes = (2, nodes) * width, tuple(range(1, 2 * width, 2))
+        centres = fields.reshape(last + 1, -1)
+    # The last unit needs nodes only where it is active. They are the first axis: sums over a short
+    # last axis are slow.
+    centre, scale = centres[last], root[last, last]
+    nodes, node_weights = half_lines.upper(table, -half_lines.standardise(centre, scale))
+    active_mass, inactive_mass = node_weights.T, 1 - jnp.sum(node_weights, axis=-1)
+    f_active = f + head[last] * (centre + scale * nodes.T)
+    q_active, q_inactive = jax.nn.sigmoid(flip * f_active), jax.nn.sigmoid(flip * f)
+    # axes: (side, node) of each other unit; sums over nodes leave the signs
+    shape, node_axes = (2, nodes.shape[-1]) * last, tuple(range(1, 2 * last, 2))
 
-    def sum_nodes(values: Float[Numeric, " n"]) -> Float[Numeric, " signs"]:
-        return jnp.sum((weights * values).reshape(shape), axis=node_axes).reshape(-1)
+    def sum_nodes(active: Float[Numeric, "n m"], inactive: Float[Numeric, " m"]) -> Numeric:
+        sides = [jnp.sum(active_mass * active, axis=0), inactive_mass * inactive]
+        return jnp.stack(
+            [jnp.sum((weights * side).reshape(shape), axis=node_axes).reshape(-1) for side in sides],
+            axis=-1,
+        ).reshape(-1)
 
-    active = np.array(list(itertools.product((1.0, 0.0), repeat=width)))
-    means, squares = sum_nodes(q), sum_nodes(q**2)
+    active = np.array(list(itertools.product((1.0, 0.0), repeat=last + 1)))
+    means, squares = sum_nodes(q_active, q_inactive), sum_nodes(q_active**2, q_inactive**2)
     both_active = active.T[:, None, :] * active.T[None]
+    softplus = sum_nodes(jax.nn.softplus(flip * f_active), jax.nn.softplus(flip * f))
     return OrthantMoments(
         means @ active,
         both_active @ means,
         both_active @ squares,
-        weights @ jax.nn.softplus(flip * f),
+        jnp.sum(softplus),
         jnp.sum(means),
     )
 

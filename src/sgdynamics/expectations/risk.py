@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float
 
 from sgdynamics.base.arrays import IntScalar, Nodes, Numeric, Parameters, State
+from sgdynamics.base.code_generator import QuicklyCompiled
 from sgdynamics.base.controls import values_at
 from sgdynamics.base.padding import power_of_two
 from sgdynamics.base.precision import float64
@@ -32,6 +33,7 @@ from sgdynamics.samples import input_covariance
 CHUNK = 256
 LARGE_CHUNK = 1 << 14  # for many states: the host sends few chunks
 LARGE_GPU_CHUNK = 1 << 17  # the same on a GPU, which waits for each of them
+MANY_POINTS = 1 << 12
 BATCH = 16  # states of a chunk that are evaluated together
 # The same on a GPU, which waits for the launch of each batch: as many as fit into this memory.
 BATCH_BYTES = 1 << 30
@@ -80,7 +82,7 @@ def _parameters_at(parameters: Parameters, state: State) -> Parameters:
     return values_at(parameters, state["alpha"]) if "alpha" in state else parameters
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(QuicklyCompiled, static_argnums=(0, 1))
 def _risks(
     structure: Structure,
     quadrature: Quadrature,
@@ -109,7 +111,7 @@ def states_per_batch(states: State, points: int) -> int:
     `points` is the number of node coordinates that each state is evaluated at.
     """
     if jax.default_backend() != "gpu":
-        return BATCH
+        return BATCH if points <= MANY_POINTS else 1
     overlaps = sum(leaf[0, 0].size for leaf in jax.tree.leaves(states))
     largest = BATCH_BYTES // (64 * (points + overlaps))
     return max(BATCH, 1 << (largest.bit_length() - 1))
@@ -135,13 +137,15 @@ def map_first_states(
 
     length = len(states["a"])
     size = min(batch_size, length)  # both are powers of two
-    vectorised = jax.jit(jax.vmap(function))  # used twice, traced once
+    # used twice, traced once; a single state keeps its branches
+    one = jax.tree_util.Partial(lambda states: function(jax.tree.map(lambda leaf: leaf[0], states))[None])
+    vectorised = jax.jit(jax.vmap(function) if size > 1 else one)
     shape = jax.eval_shape(vectorised, jax.eval_shape(batch, 0))
     zeros = jnp.zeros((length, *shape.shape[1:]), shape.dtype)
     return jax.lax.fori_loop(0, (count + size - 1) // size, write_batch, zeros)
 
 
-@partial(jax.jit, static_argnums=(0, 1))
+@partial(QuicklyCompiled, static_argnums=(0, 1))
 def _errors(
     structure: Structure,
     quadrature: Quadrature,

@@ -27,6 +27,7 @@ import jax
 
 from sgdynamics.base import checks
 from sgdynamics.base.arrays import Device
+from sgdynamics.base.cores import count_cores
 from sgdynamics.base.devices import limited_devices
 from sgdynamics.sweeps.answers import Stack, error_text, failure
 from sgdynamics.sweeps.compute import compute
@@ -99,9 +100,7 @@ def _as_needed(
 ) -> Generator[Stack]:
     """Compute in this process as long as little is left to do, then in processes on all cores."""
     # On an accelerator several processes would compete for its memory.
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    cores = count_cores()
     is_single = cores == 1 or jax.default_backend() != "cpu"
     # Programs of many points release Python's lock while they run, so threads fill the cores. A
     # solver that takes one point may not be safe in threads.

@@ -1,0 +1,31 @@
+"""Threads on the cores of this process, for work that releases Python's lock."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def count_cores() -> int:
+    """Number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def map_on_cores(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """The values of a function, computed in one thread per core; the order is that of the items.
+
+    JAX's settings and context variables are those of a new thread.
+    """
+    items = list(items)
+    threads = min(count_cores(), len(items))
+    if threads < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(function, items))
