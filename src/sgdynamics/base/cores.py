@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+import jax
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -21,11 +23,17 @@ def count_cores() -> int:
 def map_on_cores(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """The values of a function, computed in one thread per core; the order is that of the items.
 
-    JAX's settings and context variables are those of a new thread.
+    JAX's precision and default device are those of the caller.
     """
     items = list(items)
     threads = min(count_cores(), len(items))
     if threads < 2:
         return [function(item) for item in items]
+    precision, device = jax.config.jax_enable_x64, jax.config.jax_default_device
+
+    def compute(item: Item) -> Result:
+        with jax.enable_x64(precision), jax.default_device(device):
+            return function(item)
+
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(function, items))
+        return list(pool.map(compute, items))

@@ -127,6 +127,10 @@ class MeanEquations(ABC, Generic[S]):
     def limit_attributes(self, dimension: int | None) -> dict[str, Any]:
         """Attributes of a result that describe the limit."""
 
+    def first_attempt(self, request: SolveRequest) -> SolveRequest:
+        """The same request with a cheaper quadrature, if one nearly always suffices."""
+        return request
+
     def refine(self, request: SolveRequest, states: Arrays) -> SolveRequest | None:
         """The same request with a finer quadrature; None if there is none."""
         return None

@@ -110,7 +110,7 @@ class DelayedDynamics(UpdateDynamics):
             **self.limit_attributes(None),
             "integrator": "trapezoidal rule at two times, extrapolated",
             "error_quadrature": risks.worst,
-            "error_integrator": largest_share(rough.risk - risks.risk, risks.risk),
+            "error_integrator": largest_share(rough.risk - risks.comparable, risks.risk),
         }
         warnings = (*self.solution_warnings(risks, clock), *end_warnings(ends))
         return Solution(states, risks.risk, attributes, ends, warnings)

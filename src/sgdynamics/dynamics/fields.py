@@ -311,16 +311,24 @@ class FieldDynamics(SolverDynamics[Start]):
         signals = np.einsum("...ii->...i", self.definition.gram)
         return {"M": np.sqrt(largest_row * np.max(signals, initial=0.0))}
 
+    def first_attempt(self, request: SolveRequest) -> SolveRequest:
+        # An integrator of its own is not checked for the quadrature.
+        if request.integrate is not None or request.quadrature is None:
+            return request
+        quick = expectation_of(self.structure).quick(request.quadrature)
+        return request if quick is None else self._with_quadrature(request, quick)
+
     def refine(self, request: SolveRequest, states: Arrays) -> SolveRequest | None:
         assert request.quadrature is not None
         finer = refine_quadrature(self.definition, request.quadrature, states["Q"])
-        if finer is None:
-            return None
+        return None if finer is None else self._with_quadrature(request, finer)
+
+    def _with_quadrature(self, request: SolveRequest, quadrature: Quadrature) -> SolveRequest:
         arguments = (request.clock, request.dimension, request.rtol, request.atol)
-        refined = self.ode_request(request.initial_state, *arguments, finer)
+        changed = self.ode_request(request.initial_state, *arguments, quadrature)
         # The tolerance stays, so that both solutions differ by the quadrature alone.
-        case = replace(refined.shared_case, tolerance=request.shared_case.tolerance)
-        return replace(refined, case=case)
+        case = replace(changed.shared_case, tolerance=request.shared_case.tolerance)
+        return replace(changed, case=case)
 
     def solution_warnings(self, risks: Risks, clock: Clock) -> tuple[str, ...]:
         return (*self._risk_warnings(risks), *self._scatter_warnings(clock))

@@ -65,8 +65,8 @@ def population_accuracy(
         if structure.width > 1:
             log2_lines = LOG2_LINES if count <= MOST_STATES else LOG2_LINES_OF_MANY
             nodes = sobol_normals(structure.width - 1, log2_lines, REPLICATES, whiten=False)
-        (estimates,) = map_in_chunks(
-            partial(_line_shares, structure, nodes, stack_lanes([parameters], 1)), [states], 1
+        ((estimates,),) = map_in_chunks(
+            [partial(_line_shares, structure, nodes, stack_lanes([parameters], 1))], [states], 1
         )
         shares, errors = estimates[:, 0], estimates[:, 1]
     shares = shares[positions].reshape(lead)
@@ -189,10 +189,12 @@ def sign_on_lines(
             jnp.where(same_side, right.t, root), jnp.where(same_side, right.value, value)
         )
         root = _chord_root(left, right)
-    at_ends, at_root = jax.scipy.special.ndtr(t), jax.scipy.special.ndtr(root)
+    # E[sign f] along a line: between neighbouring roots the sign is constant, and Phi telescopes
     signs = jnp.sign(values)
-    masses = signs[:, :-1] * (at_root - at_ends[:, :-1]) + signs[:, 1:] * (at_ends[:, 1:] - at_root)
-    return jnp.mean(jnp.sum(masses, axis=1))
+    jumps = signs[:, :-1] - signs[:, 1:]
+    masses = jnp.sum(jumps * jax.scipy.special.ndtr(root), axis=1)
+    at_ends = jax.scipy.special.ndtr(ends[np.array([0, -1])])
+    return jnp.mean(masses + signs[:, -1] * at_ends[1] - signs[:, 0] * at_ends[0])
 
 
 def _merge_cuts(ends: Float[Numeric, "n e"], cuts: Float[Numeric, "n k"]) -> Numeric:

@@ -41,6 +41,12 @@ class Clusters(SobolAverages):
     def quadrature(self, largest: float) -> Quadrature:
         return Quadrature(mixture=mixtures.choose_quadrature(self.structure.width))
 
+    def quick(self, quadrature: Quadrature) -> Quadrature | None:
+        if self.structure.width != mixtures.MOST_INTEGRATED:
+            return None
+        quick = mixtures.choose_quadrature(self.structure.width, pairs=False)
+        return replace(quadrature, mixture=quick)
+
     def finer(self, quadrature: Quadrature, largest: float) -> Quadrature | None:
         # there are two resolutions; sampled moments are not refined but have replicates
         finest = mixtures.choose_quadrature(self.structure.width, fine=True)

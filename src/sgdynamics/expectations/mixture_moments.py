@@ -45,6 +45,7 @@ class MixtureQuadrature:
     # Two numbers of nodes per half-line of nested rules, which are better if no units are nearly
     # parallel and are used where the two agree.
     lines: tuple[int, ...] = ()
+    pairs: bool = True  # whether pairs are integrated where nested rules disagree
     # More than four units: circles for P, S, B and the risk, points for D, in independent
     # replicates.
     log2_circles: int = 9

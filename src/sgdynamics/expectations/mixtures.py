@@ -11,6 +11,7 @@ One and two units are integrated to rounding, three and four by a pair given the
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +33,13 @@ from sgdynamics.expectations.nodes import safe_root, sobol_normals
 MOST_INTEGRATED = 4  # units; more are sampled
 
 
-def choose_quadrature(width: int, *, fine: bool = False) -> MixtureQuadrature:
+def choose_quadrature(
+    width: int, *, fine: bool = False, pairs: bool = True
+) -> MixtureQuadrature:
     """The quadrature for a number of units.
+
+    Without `pairs`, four units are integrated by nested half-lines alone, whose `error` tells where
+    they do not suffice.
 
     Its error is rounding for one and two units and 1e-8 for three and four (1e-5 for four nearly
     parallel units, 1e-6 if `fine`); more units are sampled. This holds if v_i times the standard
@@ -47,7 +53,7 @@ def choose_quadrature(width: int, *, fine: bool = False) -> MixtureQuadrature:
         return MixtureQuadrature(line=12, inner=(12, 12, 28), graded=12, span=7.5)
     # four units: nested half-lines with few nodes, and pairs where these disagree
     if not fine:
-        return MixtureQuadrature(lines=(5, 7))
+        return MixtureQuadrature(lines=(5, 7), pairs=pairs)
     return MixtureQuadrature(
         lines=(7, 9),
         line=8,
@@ -77,12 +83,15 @@ def build_nodes(quadrature: MixtureQuadrature, width: int) -> dict[str, np.ndarr
             ),
         }
     # one table for each number of nodes that occurs
-    counts = {quadrature.line, *quadrature.inner[:2], *quadrature.lines}
-    if width == MOST_INTEGRATED:
-        counts |= set(quadrature.outer[:2])
+    counts = set(quadrature.lines)
+    if quadrature.pairs:
+        counts |= {quadrature.line, *quadrature.inner[:2]}
+        if width == MOST_INTEGRATED:
+            counts |= set(quadrature.outer[:2])
     return {f"half_line_{count}": half_lines.table(count)[None] for count in counts}
 
 
+@partial(jax.jit, static_argnums=0)  # traced once for all programs that use it
 def cluster_moments(
     quadrature: MixtureQuadrature,
     nodes: Nodes,
@@ -109,9 +118,14 @@ def cluster_moments(
     if not quadrature.lines:
         return jax.vmap(integrate_pairs)(means, labels)
 
+    def integrate_lines(cluster: tuple[Float[Numeric, " p"], Scalar]) -> ClusterMoments:
+        mean, label = cluster
+        table = nodes[f"half_line_{quadrature.lines[-1]}"]
+        return _line_moments(table, mean, covariance, head, 1 - 2 * label)[0]
+
     def integrate_cluster(cluster: tuple[Float[Numeric, " p"], Scalar]) -> ClusterMoments:
         mean, label = cluster
-        by_lines, doubt = _line_moments(quadrature, nodes, mean, covariance, head, 1 - 2 * label)
+        by_lines, doubt = _doubted_line_moments(quadrature, nodes, mean, covariance, head, 1 - 2 * label)
 
         def interpolate() -> ClusterMoments:
             # a smooth transition: pairs where half-lines are doubted
@@ -124,10 +138,11 @@ def cluster_moments(
         return jax.lax.cond(doubt > 0, interpolate, lambda: by_lines)
 
     # one cluster after the other: together their many points would not fit into the cache
-    return jax.lax.map(integrate_cluster, (means, labels))
+    integrate = integrate_cluster if quadrature.pairs else integrate_lines
+    return jax.lax.map(integrate, (means, labels))
 
 
-def _line_moments(
+def _doubted_line_moments(
     quadrature: MixtureQuadrature,
     nodes: Nodes,
     mean: Float[Numeric, " p"],
@@ -137,11 +152,21 @@ def _line_moments(
 ) -> tuple[ClusterMoments, Float[Numeric, ""]]:
     """The moments of one cluster by nested half-lines, and the doubt about them (0 to 1)."""
     # the difference between two numbers of nodes decides how far to trust the finer
-    coarse, fine = (
-        nested.orthant_moments(nodes[f"half_line_{count}"], mean, covariance, head, flip)
-        for count in quadrature.lines
-    )
-    table = nodes[f"half_line_{quadrature.lines[-1]}"]
+    coarse_table, fine_table = (nodes[f"half_line_{count}"] for count in quadrature.lines)
+    coarse = nested.orthant_moments(coarse_table, mean, covariance, head, flip)
+    moments, fine = _line_moments(fine_table, mean, covariance, head, flip)
+    return moments, nested.doubt(coarse, fine)
+
+
+def _line_moments(
+    table: Float[Numeric, "l k m"],
+    mean: Float[Numeric, " p"],
+    covariance: Float[Numeric, "p p"],
+    head: Float[Numeric, " p"],
+    flip: Scalar,
+) -> tuple[ClusterMoments, nested.OrthantMoments]:
+    """The moments of one cluster by nested half-lines, and the moments of its orthants."""
+    fine = nested.orthant_moments(table, mean, covariance, head, flip)
     at_kink = condition_on_kinks(mean, covariance, head)
     # E[q | h_i = 0] of each unit, over the other units
     at_kinks = jax.vmap(
@@ -157,7 +182,7 @@ def _line_moments(
         fine.squares,
         fine.risk,
     )
-    return moments, nested.doubt(coarse, fine)
+    return moments, fine
 
 
 def error(
@@ -185,9 +210,24 @@ def error(
         gaps = jax.tree.map(
             lambda value: jnp.std(value, axis=0, ddof=1) / np.sqrt(value.shape[0]), replicates
         )
+        least = 0.0
     else:
         first_replicate = {name: value[0] for name, value in nodes.items()}
-        values = cluster_moments(quadrature, first_replicate, *state)
+        if quadrature.lines and not quadrature.pairs:
+
+            def integrate_cluster(
+                cluster: tuple[Float[Numeric, " p"], Scalar],
+            ) -> tuple[ClusterMoments, Float[Numeric, ""]]:
+                mean, label = cluster
+                return _doubted_line_moments(
+                    quadrature, first_replicate, mean, covariance, head, 1 - 2 * label
+                )
+
+            values, doubts = jax.lax.map(integrate_cluster, (means, labels))
+            # half-lines that are doubted may agree by chance
+            least = jnp.where(jnp.max(doubts) > 0, nested.TRUSTED, 0.0)
+        else:
+            values, least = cluster_moments(quadrature, first_replicate, *state), 0.0
         # a deterministic quadrature is compared with a second one
         second = _second_quadrature(quadrature, width)
         second_nodes = {
@@ -205,7 +245,7 @@ def error(
     errors += [
         relative(getattr(gaps, name), getattr(values, name)) for name in ("P", "S", "B", "risk")
     ]
-    return jnp.max(jnp.stack(errors))
+    return jnp.maximum(jnp.max(jnp.stack(errors)), least)
 
 
 def _second_quadrature(quadrature: MixtureQuadrature, width: int) -> MixtureQuadrature:

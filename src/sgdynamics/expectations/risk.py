@@ -19,6 +19,7 @@ from jaxtyping import Float
 from sgdynamics.base.arrays import IntScalar, Nodes, Numeric, Parameters, State
 from sgdynamics.base.code_generator import QuicklyCompiled
 from sgdynamics.base.controls import values_at
+from sgdynamics.base.cores import count_cores, map_on_cores
 from sgdynamics.base.padding import power_of_two
 from sgdynamics.base.precision import float64
 from sgdynamics.base.repetition import is_repeated
@@ -33,8 +34,9 @@ from sgdynamics.samples import input_covariance
 CHUNK = 256
 LARGE_CHUNK = 1 << 14  # for many states: the host sends few chunks
 LARGE_GPU_CHUNK = 1 << 17  # the same on a GPU, which waits for each of them
-MANY_POINTS = 1 << 12
 BATCH = 16  # states of a chunk that are evaluated together
+# Coordinates of nodes above which states are evaluated one by one on a CPU.
+MANY_POINTS = 1 << 12
 # The same on a GPU, which waits for the launch of each batch: as many as fit into this memory.
 BATCH_BYTES = 1 << 30
 ERROR_STATES = 32  # states at which errors are estimated
@@ -82,8 +84,7 @@ def _parameters_at(parameters: Parameters, state: State) -> Parameters:
     return values_at(parameters, state["alpha"]) if "alpha" in state else parameters
 
 
-@partial(QuicklyCompiled, static_argnums=(0, 1))
-def _risks(
+def _lane_risks(
     structure: Structure,
     quadrature: Quadrature,
     nodes: Nodes,
@@ -97,12 +98,16 @@ def _risks(
         parameters = _parameters_at(parameters, state)
         return jax.vmap(lambda node: risk_at(structure, quadrature, node, parameters, state))(nodes)
 
-    points = max((leaf.size for leaf in jax.tree.leaves(nodes)), default=1)
-    batch_size = states_per_batch(states, points)
+    batch_size = states_per_batch(states, _count_coordinates(nodes))
     return jax.lax.map(
         lambda lane: map_first_states(partial(state_risks, lane[0]), lane[1], count, batch_size),
         (parameters, states),
     )
+
+
+_risks = QuicklyCompiled(_lane_risks, static_argnums=(0, 1))
+# Of many points: fast code matters more than a fast compilation.
+_sampled_risks = jax.jit(_lane_risks, static_argnums=(0, 1))
 
 
 def states_per_batch(states: State, points: int) -> int:
@@ -111,10 +116,24 @@ def states_per_batch(states: State, points: int) -> int:
     `points` is the number of node coordinates that each state is evaluated at.
     """
     if jax.default_backend() != "gpu":
-        return BATCH if points <= MANY_POINTS else 1
+        return 1 if _is_alone(points) else BATCH
     overlaps = sum(leaf[0, 0].size for leaf in jax.tree.leaves(states))
     largest = BATCH_BYTES // (64 * (points + overlaps))
     return max(BATCH, 1 << (largest.bit_length() - 1))
+
+
+def _is_alone(points: int) -> bool:
+    """Whether states are evaluated one by one, because each of them reads many points.
+
+    A vectorised evaluation would write the values at all points to memory, and both branches of a
+    choice would be evaluated.
+    """
+    return points > MANY_POINTS and jax.default_backend() != "gpu"
+
+
+def _count_coordinates(nodes: Nodes) -> int:
+    """Number of coordinates of the nodes that each state is evaluated at."""
+    return max((leaf.size for leaf in jax.tree.leaves(nodes)), default=1)
 
 
 def map_first_states(
@@ -137,9 +156,11 @@ def map_first_states(
 
     length = len(states["a"])
     size = min(batch_size, length)  # both are powers of two
-    # used twice, traced once; a single state keeps its branches
-    one = jax.tree_util.Partial(lambda states: function(jax.tree.map(lambda leaf: leaf[0], states))[None])
-    vectorised = jax.jit(jax.vmap(function) if size > 1 else one)
+    def evaluate_one(state: State) -> Numeric:
+        return function(jax.tree.map(lambda leaf: leaf[0], state))[None]
+
+    # used twice, traced once
+    vectorised = jax.jit(evaluate_one if size == 1 else jax.vmap(function))
     shape = jax.eval_shape(vectorised, jax.eval_shape(batch, 0))
     zeros = jnp.zeros((length, *shape.shape[1:]), shape.dtype)
     return jax.lax.fori_loop(0, (count + size - 1) // size, write_batch, zeros)
@@ -240,6 +261,13 @@ class Risks(NamedTuple):
     worst: float  # largest relative error of series and grids
     undetermined: bool = False
     risk_error: float = 0.0  # largest relative error of the risk itself, from series and grids
+    # the risk by the nodes of `compute_risks` without errors, for comparison; None if it is `risk`
+    first: np.ndarray | None = None
+
+    @property
+    def comparable(self) -> np.ndarray:
+        """The risk by the same nodes as one that is computed without errors."""
+        return self.risk if self.first is None else self.first
 
 
 @float64
@@ -255,16 +283,29 @@ def compute_risks(
 ) -> list[Risks]:
     """The risks of one or several problems of one structure, each at its own states.
 
-    `size` is the number of lanes of a program. Without errors, those of series and grids are 0.
+    `size` is the number of lanes of a program. Without errors, those of series and grids are 0, and
+    the risks may be those of the first replicate of the nodes (`Risks.comparable`).
     """
     nodes = expectation_of(structure).risk_nodes(quadrature, quick=quick)
+    risks_of = _sampled_risks if "plain" in nodes else _risks
+    parts, is_alone = [nodes], _is_alone(_count_coordinates(nodes))
+    if is_alone:
+        replicates = len(jax.tree.leaves(nodes)[0]) if with_errors else 1
+        parts = [
+            jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], nodes)
+            for row in range(replicates)
+        ]
     lanes = stack_lanes(parameters, size)
     leads = [lane_states["a"].shape[:-1] for lane_states in states]
     flat = [_flatten(lane_states) for lane_states in states]
     distinct, positions = zip(*map(distinct_states, states), strict=True)
-    values = map_in_chunks(
-        partial(_risks, structure, quadrature, nodes, lanes), list(distinct), size
+    by_part = map_in_chunks(
+        [partial(risks_of, structure, quadrature, part, lanes) for part in parts],
+        list(distinct),
+        size,
+        on_cores=is_alone,
     )
+    values = [np.concatenate(lane, axis=-1) for lane in zip(*by_part, strict=True)]
     values = [lane[position] for lane, position in zip(values, positions, strict=False)]
     errors = np.zeros((len(states), 1, 2))
     if with_errors and "plain" not in nodes:
@@ -276,7 +317,7 @@ def compute_risks(
         first = {name: value[0] for name, value in nodes.items()}
         errors = np.asarray(_errors(structure, quadrature, first, lanes, some))
     return [
-        _summarise(replicates, error, lead)
+        _summarise(replicates, error, lead, is_alone)
         for replicates, error, lead in zip(values, errors, leads, strict=False)
     ]
 
@@ -293,7 +334,9 @@ def grid_error(
     return _largest_finite(np.asarray(errors)[..., 0])
 
 
-def _summarise(replicates: np.ndarray, error: np.ndarray, lead: tuple[int, ...]) -> Risks:
+def _summarise(
+    replicates: np.ndarray, error: np.ndarray, lead: tuple[int, ...], is_alone: bool
+) -> Risks:
     """Means over replicates (states, replicates), their errors, and whether they are determined."""
     risk = replicates.mean(axis=1)
     relative = np.zeros(1)  # standard errors
@@ -312,12 +355,14 @@ def _summarise(replicates: np.ndarray, error: np.ndarray, lead: tuple[int, ...])
     )
     risk = np.full_like(risk, np.nan) if undetermined else risk
     worst = _largest_finite(error[:, 0]) if np.any(np.isfinite(error[:, 0])) else np.nan
+    first = np.where(undetermined, np.nan, replicates[:, 0]) if is_alone else risk
     return Risks(
         risk.reshape(lead),
         _largest_finite(relative),
         worst,
         undetermined,
         _largest_finite(risk_error),
+        first.reshape(lead),
     )
 
 
@@ -387,8 +432,11 @@ def estimate_expectation(
     nodes = expectation_of(structure).risk_nodes(quadrature)
     lead = states["a"].shape[:-1]
     lanes = stack_lanes([problem.parameters], 1)
-    (values,) = map_in_chunks(
-        partial(_risks, structure, quadrature, nodes, lanes), [_flatten(states)], 1
+    ((values,),) = map_in_chunks(
+        [partial(_sampled_risks, structure, quadrature, nodes, lanes)],
+        [_flatten(states)],
+        1,
+        on_cores=_is_alone(_count_coordinates(nodes)),
     )
     mean = values.mean(axis=1)
     error = values.std(axis=1, ddof=1) / np.sqrt(values.shape[1])
@@ -410,11 +458,16 @@ def stack_lanes(items: list[Any], size: int) -> Any:
 
 
 def map_in_chunks(
-    function: Callable[[State, np.int64], Numeric], states: list[States], size: int
-) -> list[np.ndarray]:
-    """A function of the states of all lanes, evaluated in chunks of one size.
+    functions: list[Callable[[State, np.int64], Numeric]],
+    states: list[States],
+    size: int,
+    *,
+    on_cores: bool = False,
+) -> list[list[np.ndarray]]:
+    """Functions of the states of all lanes, evaluated in chunks of one size.
 
-    The last chunk is padded, so that any number of states compiles once.
+    The last chunk is padded, so that any number of states compiles once. With `on_cores` the states
+    are divided among threads. Each function has one result per lane.
     """
     counts = [len(lane_states["a"]) for lane_states in states]
     most = max(counts)
@@ -422,13 +475,35 @@ def map_in_chunks(
     if chunk == LARGE_CHUNK and most > LARGE_GPU_CHUNK and jax.default_backend() == "gpu":
         chunk = LARGE_GPU_CHUNK
     chunk = min(chunk, power_of_two(most)) if size > 1 else chunk
-    values = []
-    for start in range(0, most, chunk):
+
+    def evaluate(task: tuple[Callable[[State, np.int64], Numeric], int, int]) -> np.ndarray:
+        function, start, stop = task
         lanes = [_chunk_of(lane_states, start, chunk) for lane_states in states]
-        valid = np.int64(min(chunk, most - start))
-        values.append(np.asarray(function(stack_lanes(lanes, size), valid)))
-    joined = np.concatenate(values, axis=1)
-    return [joined[lane, :count] for lane, count in enumerate(counts)]
+        values = np.asarray(function(stack_lanes(lanes, size), np.int64(stop - start)))
+        return values[:, : stop - start]
+
+    step = chunk
+    if on_cores:
+        step = min(chunk, -(-most // count_cores()))
+    # the first task compiles, so that it is small if others follow it
+    starts = [*range(0, most, step)]
+    if on_cores and most > 1:
+        starts = [0, *range(1, most, step)]
+    stops = [*starts[1:], most]
+    tasks = [
+        (function, start, stop)
+        for function in functions
+        for start, stop in zip(starts, stops, strict=True)
+    ]
+    if on_cores:
+        pieces = [evaluate(tasks[0]), *map_on_cores(evaluate, tasks[1:])]
+    else:
+        pieces = [evaluate(task) for task in tasks]
+    results = []
+    for first in range(0, len(tasks), len(starts)):
+        joined = np.concatenate(pieces[first : first + len(starts)], axis=1)
+        results.append([joined[lane, :count] for lane, count in enumerate(counts)])
+    return results
 
 
 def _chunk_of(states: States, start: int, chunk: int) -> States:

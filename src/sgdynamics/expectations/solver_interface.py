@@ -86,6 +86,13 @@ class SolverExpectation(Expectation):
         """
         return quadrature
 
+    def quick(self, quadrature: Quadrature) -> Quadrature | None:
+        """A cheaper resolution, if there is one, that is as precise unless `error` tells otherwise.
+
+        It is used where the error is estimated afterwards and `finer` is solved if it is large.
+        """
+        return None
+
     def search_nodes(
         self, quadrature: Quadrature, flow: bool
     ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray] | None]:

@@ -175,7 +175,7 @@ def advance(
 
         shift_scale = _displacement_scale(loop.y, loop.error, rtol)
         y, last_rate, displaced_rate, increments = _stages(
-            flat_rate, loop.t, loop.until, loop.y, loop.rate, shift_scale * loop.error
+            flat_rate, loop.t, loop.until, loop.y, loop.rate, shift_scale * loop.error, is_first
         )
         error = _relative_error(loop.y, y, increments, rtol, atol)
         is_accepted = (error < 1) | is_first
@@ -294,10 +294,11 @@ def _stages(
     y: Float[Numeric, " n"],
     rate: Float[Numeric, " n"],
     shift: Float[Array, " n"],
+    is_first: Bool[Numeric, ""],
 ) -> tuple[Float[Array, " n"], Float[Array, " n"], Float[Array, " n"], Float[Array, "stages n"]]:
     """Return the state after the step, the rates there and at the state displaced by `shift`.
 
-    The last result are the increments of all stages.
+    The last result are the increments of all stages. The first step, of length 0, has one stage.
     """
     h, rows, nodes = until - t, jnp.asarray(A), jnp.asarray(C)
 
@@ -323,7 +324,7 @@ def _stages(
     # Rows of later stages are zero until they are computed, as are their coefficients in A.
     increments = jnp.zeros((STAGES, len(y)), y.dtype).at[0].set(h * rate)
     carry = jnp.asarray(y), jnp.asarray(rate), jnp.asarray(rate), increments
-    return jax.lax.fori_loop(1, STAGES + 1, stage, carry)
+    return jax.lax.fori_loop(1, jnp.where(is_first, 2, STAGES + 1), stage, carry)
 
 
 def _dense_error(increments: Float[Array, "stages n"], fraction: Scalar) -> Float[Array, " n"]:

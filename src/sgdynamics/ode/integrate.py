@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float
 
 from sgdynamics.base.arrays import IntScalar, Numeric, Parameters, PyTree, Scalar, State
 from sgdynamics.base.code_generator import older_generator
+from sgdynamics.base.cores import map_on_cores
 from sgdynamics.base.progress import (
     current_meter,
     describe_work,
@@ -154,8 +155,7 @@ def _advance_case(
         return _map_leading_axis(partial(advance_run, replicate), loops)
 
     count = len(jax.tree.leaves(loops)[0])
-    if count > 1 and jax.default_backend() == "cpu":
-        # One after the other: XLA has no fast code for products of batches of small matrices.
+    if count > 1 and jax.default_backend() == "cpu":  # see `_run_program`
         return jax.lax.map(lambda pair: advance_runs(*pair), (replicates, loops))
     return _map_leading_axis(advance_runs, replicates, loops)
 
@@ -355,7 +355,7 @@ def _advance_all(function: Callable[..., Loop], case: Case, inputs: tuple[Any, .
             new_steps = max(1, int(PROGRESS_INTERVAL / per_step))
         max_steps = np.int64(min(steps_taken + new_steps, MOST_STEPS))
         start_time = perf_counter()
-        loops = program(case.field, form, case.replicates, *constants, loops, max_steps)
+        loops = _run_program(program, form, case, (*constants, loops, max_steps), per_step)
         t = np.asarray(loops.t)
         seconds = perf_counter() - start_time
         # Copying more from the device would take as long as a small solution.
@@ -372,6 +372,35 @@ def _advance_all(function: Callable[..., Loop], case: Case, inputs: tuple[Any, .
         if per_step is not None:
             _show_progress(loops, end, steps_taken, per_step)
     return loops._replace(t=t, saved=np.asarray(loops.saved))
+
+
+def _run_program(
+    program: Callable[..., Loop],
+    form: Form,
+    case: Case,
+    inputs: tuple[Any, ...],
+    per_step: float | None,
+) -> Loop:
+    """Run a program on all replicates; on a CPU one after the other, in threads once it is
+    compiled.
+
+    XLA has no fast code for products of batches of small matrices.
+    """
+    *constants, loops, max_steps = inputs
+    count = len(jax.tree.leaves(case.replicates)[0])
+    if count != len(loops.t) or count == 1 or jax.default_backend() != "cpu":
+        return program(case.field, form, case.replicates, *inputs)
+
+    def run(row: int) -> Loop:
+        replicate, loop = jax.tree.map(
+            lambda leaf: leaf[row : row + 1], (case.replicates, loops)
+        )
+        result = program(case.field, form, replicate, *constants, loop, max_steps)
+        return jax.tree.map(np.asarray, result)
+
+    rows = range(count)
+    results = map_on_cores(run, rows) if per_step is not None else [run(row) for row in rows]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
 
 
 def _show_progress(

@@ -42,7 +42,9 @@ def solve(requests: list[SolveRequest], batch_size: int = 1) -> list[Solution | 
 
     A request whose quadrature is too coarse is solved again with a finer one.
     """
-    waiting: dict[int, SolveRequest] = dict(enumerate(requests))
+    waiting = {
+        index: request.dynamics.first_attempt(request) for index, request in enumerate(requests)
+    }
     outcomes: dict[int, Solution | ValueError] = {}
     while waiting:
         refined = {}
@@ -174,7 +176,7 @@ def _integrator_error(accurate: list[tuple[_Trajectory, Risks]], batch_size: int
         states = _loose_states(requests, batch_size)
     other_risks = requests[0].dynamics.batch_risks(requests, states, batch_size, with_errors=False)
     return max(
-        largest_share(other.risk - risks.risk, risks.risk)
+        largest_share(other.risk - risks.comparable, risks.risk)
         for other, (_, risks) in zip(other_risks, measured, strict=True)
     )
 
@@ -214,7 +216,7 @@ def _quadrature_errors(
                 trajectory.solved.states,
                 replicates.risk,
                 risks.worst,
-                replicates.sampling,
+                risks.sampling,
                 scales,
             )
         )
