@@ -470,7 +470,7 @@ class FieldDynamics(SolverDynamics[Start]):
     def observables(self, states: Arrays, risk: np.ndarray, clock: Clock) -> dict[str, Any]:
         M, Q, a = states["M"], states["Q"], states["a"]
         structure, problem = self.structure, self.definition
-        values: dict[str, Any] = {"M": M.sum(axis=2), "Q": Q.sum(axis=2)}
+        values: dict[str, Any] = {"M": sum_blocks(M, 2), "Q": sum_blocks(Q, 2)}
         values |= {**head_variables(structure, a), "risk": risk}
         if "train_risk" in states:
             values["train_risk"] = states["train_risk"]
@@ -557,8 +557,13 @@ def public_state(structure: Structure, state: State, block_axis: int = 0) -> dic
 
     This is the state that functions of the user see. A top has one entry per leaf, "top.B".
     """
-    M, Q = state["M"].sum(axis=block_axis), state["Q"].sum(axis=block_axis)
+    M, Q = sum_blocks(state["M"], block_axis), sum_blocks(state["Q"], block_axis)
     return {"M": M, "Q": Q, **head_variables(structure, state["a"])}
+
+
+def sum_blocks(values: Any, axis: int) -> Any:
+    """The sum over the axis of the blocks: a view of a single block, which saves a copy of it."""
+    return values.squeeze(axis) if values.shape[axis] == 1 else values.sum(axis=axis)
 
 
 def head_variables(structure: Structure, head: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ independent scramblings give the standard error.
 
 from __future__ import annotations
 
+import itertools
 from functools import partial
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from sgdynamics.base.arrays import Numeric, Parameters, State
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations import indicators
 from sgdynamics.expectations.closed_forms import has_logistic_moments
-from sgdynamics.expectations.nodes import sobol_normals
+from sgdynamics.expectations.nodes import sobol_normals, times_small
 from sgdynamics.expectations.risk import (
     distinct_states,
     map_first_states,
@@ -40,7 +41,7 @@ LOG2_LINES, LOG2_LINES_OF_MANY, REPLICATES = 9, 6, 8  # few states have more lin
 REACH = indicators.REACH
 INTERVALS = 32  # of a line, for activations that are not piecewise linear
 CORRECTIONS = 2  # steps of the secant method per root, for the same
-MOST_EXCHANGED = 12  # kinks that are sorted by exchanges of neighbours
+MOST_EXCHANGED = 12  # cuts that are sorted by exchanges of neighbours
 TIE = 1e-13  # relative output that is 0 up to rounding
 
 
@@ -134,10 +135,10 @@ def _line_shares(
 
 
 class _LineEnds(NamedTuple):
-    """One end of each interval of each line: coordinate and output."""
+    """One end of intervals of each line: coordinate and output."""
 
-    t: Float[Numeric, "n e"]
-    value: Float[Numeric, "n e"]
+    t: Float[Numeric, "n ..."]
+    value: Float[Numeric, "n ..."]
 
 
 def sign_on_lines(
@@ -161,6 +162,10 @@ def sign_on_lines(
 
     degree = activation.piecewise_degree
     is_piecewise_linear = degree is not None and degree <= 1
+    size = jnp.sum(jnp.abs(head) * (jnp.abs(mean) + jnp.abs(slopes).sum(axis=1)))
+    if is_piecewise_linear and 0 < len(activation.kinks) * len(mean) <= MOST_EXCHANGED:
+        bases = [mean[i] + times_small(nodes, slopes[i, :-1, None])[:, 0] for i in range(len(mean))]
+        return _sign_on_few_pieces(activation, bases, slope, head, TIE * size)
     lines = len(nodes)
     ends = jnp.linspace(-REACH, REACH, 2 if is_piecewise_linear else INTERVALS + 1)
     t = jnp.broadcast_to(ends, (lines, len(ends)))
@@ -171,9 +176,8 @@ def sign_on_lines(
         steps = jnp.where(moving, slope, 1.0)
         crossings = jnp.stack([(kink - base) / steps for kink in activation.kinks], axis=1)
         cuts = jnp.where(moving, jnp.clip(crossings, -REACH, REACH), REACH).reshape(lines, -1)
-        t = _merge_cuts(t, cuts)
+        t = jnp.sort(jnp.concatenate([t, cuts], axis=1), axis=1)
     values = output(t)
-    size = jnp.sum(jnp.abs(head) * (jnp.abs(mean) + jnp.abs(slopes).sum(axis=1)))
     values = jnp.where(jnp.abs(values) <= TIE * size, 0.0, values)
     left, right = _LineEnds(t[:, :-1], values[:, :-1]), _LineEnds(t[:, 1:], values[:, 1:])
     # the chord is exact on a linear piece; otherwise its root is corrected
@@ -197,22 +201,48 @@ def sign_on_lines(
     return jnp.mean(masses + signs[:, -1] * at_ends[1] - signs[:, 0] * at_ends[0])
 
 
-def _merge_cuts(ends: Float[Numeric, "n e"], cuts: Float[Numeric, "n k"]) -> Numeric:
-    """Sort fixed ends and the cuts between them.
+def _sign_on_few_pieces(
+    activation: Activation,
+    bases: list[Float[Numeric, " n"]],
+    slope: Float[Numeric, " p"],
+    head: Float[Numeric, " p"],
+    tie: Float[Numeric, ""],
+) -> Float[Numeric, ""]:
+    """As `sign_on_lines` for a piecewise linear activation, with the preactivations `bases` at t = 0.
 
-    Few columns are sorted by exchanges of neighbours, because XLA sorts short rows slowly.
+    One array of all lines per cut: XLA fuses them into a single loop over lines, which writes
+    nothing to memory.
     """
-    columns = list(jnp.moveaxis(cuts, 1, 0))
-    if ends.shape[1] > 2 or len(columns) > MOST_EXCHANGED:
-        return jnp.sort(jnp.concatenate([ends, cuts], axis=1), axis=1)
-    for last in range(len(columns) - 1, 0, -1):
+    moving = slope != 0
+    rates = 1 / jnp.where(moving, slope, 1.0)
+    cuts = [
+        jnp.where(moving[i], jnp.clip((kink - base) * rates[i], -REACH, REACH), REACH)
+        for kink in activation.kinks
+        for i, base in enumerate(bases)
+    ]
+    for last in range(len(cuts) - 1, 0, -1):  # exchanges of neighbours
         for i in range(last):
-            low, high = columns[i], columns[i + 1]
-            columns[i], columns[i + 1] = jnp.minimum(low, high), jnp.maximum(low, high)
-    return jnp.concatenate([ends[:, :1], jnp.stack(columns, axis=1), ends[:, 1:]], axis=1)
+            low, high = cuts[i], cuts[i + 1]
+            cuts[i], cuts[i + 1] = jnp.minimum(low, high), jnp.maximum(low, high)
+    ends = [jnp.full_like(bases[0], -REACH), *cuts, jnp.full_like(bases[0], REACH)]
+
+    def output(t: Float[Numeric, " n"]) -> Float[Numeric, " n"]:
+        value = sum(
+            head[i] * activation(base + t * slope[i]) for i, base in enumerate(bases)
+        )
+        return jnp.where(jnp.abs(value) <= tie, 0.0, value)
+
+    values = [output(t) for t in ends]
+    total = jnp.sign(values[-1]) * jax.scipy.special.ndtr(REACH)
+    total = total - jnp.sign(values[0]) * jax.scipy.special.ndtr(-REACH)
+    points = [_LineEnds(t, value) for t, value in zip(ends, values, strict=True)]
+    for left, right in itertools.pairwise(points):
+        jump = jnp.sign(left.value) - jnp.sign(right.value)
+        total = total + jump * jax.scipy.special.ndtr(_chord_root(left, right))
+    return jnp.mean(total)
 
 
-def _chord_root(left: _LineEnds, right: _LineEnds) -> Float[Numeric, "n e"]:
+def _chord_root(left: _LineEnds, right: _LineEnds) -> Float[Numeric, "n ..."]:
     """The zero of the chord between ends of opposite signs, otherwise one of the two ends."""
     crosses = left.value * right.value < 0
     # the sign of the left end holds up to a right end at which the output vanishes

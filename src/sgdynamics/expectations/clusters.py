@@ -20,11 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from sgdynamics.base.arrays import Numeric, Parameters
+from sgdynamics.base.arrays import Numeric, Parameters, Scalar
 from sgdynamics.expectations import mixtures
 from sgdynamics.expectations.interface import Moments, Overlaps, Quadrature
-from sgdynamics.expectations.sampled import SobolAverages
+from sgdynamics.expectations.nodes import lower_root, times_small
+from sgdynamics.expectations.sampled import SobolAverages, sum_over_points
 from sgdynamics.expectations.solver_interface import Evaluation
+from sgdynamics.expectations.weighted_points import root_order
 from sgdynamics.samples import input_covariance
 
 
@@ -133,9 +135,30 @@ class Clusters(SobolAverages):
         return Moments(stein, outer * B, norms, head_gradient, risk, shift)
 
     def evaluate_risk(self, at: Evaluation) -> Float[Numeric, ""]:
-        if "plain" in at.nodes:
-            return super().evaluate_risk(at)
-        return self.evaluate_moments(at, flow=True).risk
+        if "plain" not in at.nodes:
+            return self.evaluate_moments(at, flow=True).risk
+        structure, head, parameters = self.structure, at.head, at.parameters
+        means, _ = self._cluster_fields(parameters, at.overlaps)
+        order = root_order(structure)
+        root = lower_root(at.overlaps.covariance[order][:, order])[structure.signals :]
+
+        def risk_of_points(
+            points: Float[Numeric, "n coordinates"], weights: Float[Numeric, " n"] | None
+        ) -> Float[Numeric, ""]:
+            # all clusters have the same fields apart from their means
+            centred = times_small(points[:, : structure.fields], root.T)
+
+            def cluster_risk(mean: Float[Numeric, " p"], label: Scalar) -> Float[Numeric, ""]:
+                # unrolled, so that XLA fuses the output with the average
+                units = [structure.loss.student(centred[:, i] + mean[i]) for i in range(len(head))]
+                output = sum(weight * unit for weight, unit in zip(head, units, strict=True))
+                losses = jax.nn.softplus(output) - label * output
+                return jnp.mean(losses) if weights is None else weights @ losses
+
+            risks = jax.vmap(cluster_risk)(means, parameters["cluster_labels"])
+            return parameters["cluster_weights"] @ risks
+
+        return sum_over_points(risk_of_points, at.nodes["plain"], None)
 
     def estimate_error(self, at: Evaluation) -> Float[Numeric, ""]:
         if self.drift_sampled:

@@ -23,6 +23,7 @@ from sgdynamics.base.cores import count_cores, map_on_cores
 from sgdynamics.base.padding import power_of_two
 from sgdynamics.base.precision import float64
 from sgdynamics.base.repetition import is_repeated
+from sgdynamics.base.resources import available_bytes
 from sgdynamics.expectations.choice import expectation_of
 from sgdynamics.expectations.interface import Overlaps, Quadrature
 from sgdynamics.expectations.pairs import UNKNOWN
@@ -37,8 +38,8 @@ LARGE_GPU_CHUNK = 1 << 17  # the same on a GPU, which waits for each of them
 BATCH = 16  # states of a chunk that are evaluated together
 # Coordinates of nodes above which states are evaluated one by one on a CPU.
 MANY_POINTS = 1 << 12
-# The same on a GPU, which waits for the launch of each batch: as many as fit into this memory.
-BATCH_BYTES = 1 << 30
+# Memory of a batch on a GPU, which waits for the launch of each of them, unless less is free.
+MOST_BATCH_BYTES = 1 << 33
 ERROR_STATES = 32  # states at which errors are estimated
 FEW_ERROR_STATES = 8  # the same on a grid of more than LARGE_GRID evaluations of the loss
 LARGE_GRID = 20_000
@@ -118,7 +119,8 @@ def states_per_batch(states: State, points: int) -> int:
     if jax.default_backend() != "gpu":
         return 1 if _is_alone(points) else BATCH
     overlaps = sum(leaf[0, 0].size for leaf in jax.tree.leaves(states))
-    largest = BATCH_BYTES // (64 * (points + overlaps))
+    free = min(MOST_BATCH_BYTES, available_bytes() / 8)
+    largest = int(free) // (64 * (points + overlaps))
     return max(BATCH, 1 << (largest.bit_length() - 1))
 
 
@@ -244,8 +246,7 @@ def refine_quadrature(problem: Problem, quadrature: Quadrature, Q: np.ndarray) -
 def _largest_field(problem: Problem, Q: np.ndarray, margin: float) -> float:
     """The largest variance of a field, with a margin for the students."""
     students, signals = (
-        np.einsum("...ii->...i", input_covariance.field_covariance(problem.parameters, gram))
-        for gram in (Q, problem.gram)
+        input_covariance.field_variances(problem.parameters, gram) for gram in (Q, problem.gram)
     )
     return max(margin * _largest_finite(students), float(signals.max(initial=0.0)))
 
@@ -338,11 +339,12 @@ def _summarise(
     replicates: np.ndarray, error: np.ndarray, lead: tuple[int, ...], is_alone: bool
 ) -> Risks:
     """Means over replicates (states, replicates), their errors, and whether they are determined."""
-    risk = replicates.mean(axis=1)
+    columns = np.ascontiguousarray(replicates.T)  # sums over a short last axis are slow
+    risk = columns.mean(axis=0)
     relative = np.zeros(1)  # standard errors
-    if replicates.shape[1] > 1:
+    if len(columns) > 1:
         with np.errstate(invalid="ignore", divide="ignore"):
-            standard_error = replicates.std(axis=1, ddof=1) / np.sqrt(replicates.shape[1])
+            standard_error = columns.std(axis=0, ddof=1) / np.sqrt(len(columns))
             relative = standard_error / np.abs(risk)
     is_finite = np.isfinite(relative)
     least = float(np.min(relative[is_finite])) if np.any(is_finite) else 0.0
@@ -517,4 +519,4 @@ def _chunk_of(states: States, start: int, chunk: int) -> States:
 
 def _largest_finite(values: np.ndarray) -> float:
     """The largest finite value (runs that diverged are NaN)."""
-    return float(np.max(values[np.isfinite(values)], initial=0.0))
+    return float(np.max(values, where=np.isfinite(values), initial=0.0))

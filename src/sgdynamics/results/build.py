@@ -95,8 +95,10 @@ def evaluate_observables(
     name and the largest relative error of the evaluated risks.
     """
     observables = call.observables
-    public_states = call.dynamics.public_states(states, leading_axes)
-    values = evaluate_functions(observables.of_state, public_states, leading_axes)
+    values: dict[str, np.ndarray] = {}
+    if observables.of_state:
+        public_states = call.dynamics.public_states(states, leading_axes)
+        values |= evaluate_functions(observables.of_state, public_states, leading_axes)
     values |= {name: states[name] for name in observables.of_sample}
     risks = [
         other.risk_along(states, call.clock, call.dimension)

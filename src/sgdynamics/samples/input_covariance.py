@@ -68,6 +68,15 @@ def field_covariance(
     )
 
 
+def field_variances(
+    parameters: Parameters, blocks: Float[Numeric, "*s blocks i i"]
+) -> Float[Numeric, "*s i"]:
+    """The diagonal of `field_covariance`."""
+    return (jnp if isinstance(blocks, jnp.ndarray) else np).einsum(
+        "b,...bii->...i", parameters["eigenvalues"], blocks
+    )
+
+
 def times_eigenvalues(
     parameters: Parameters, blocks: Float[Numeric, "... i j"]
 ) -> Float[Numeric, "... i j"]:

@@ -434,19 +434,28 @@ class _Group:
     def update_values(self) -> None:
         """Read the overlaps of the runs that have not stopped; stopped runs keep theirs."""
         lively = self.stopped[self.batch] < 0
+        is_whole = len(self.batch) == self.count and lively.all()
         for name, batch_values in self.simulator.overlaps(self.state).items():
             batch_values = np.asarray(batch_values)
+            if is_whole:  # without a copy
+                self.values[name] = batch_values
+                continue
             shape = (self.count, *batch_values.shape[1:])
-            values = self.values.setdefault(name, np.full(shape, np.nan))
+            # a new array: the last one may be that of a save point
+            values = np.array(self.values.get(name, np.full(shape, np.nan)))
             values[self.batch[lively]] = batch_values[lively]
+            self.values[name] = values
 
     def save(self, saved: dict[str, list[np.ndarray]]) -> None:
         """Append a save point to `saved`, NaN for the runs that have diverged."""
         if not self.values or np.any(self.going):
             self.update_values()
+        has_diverged = self.diverged >= 0
         for name, value in self.values.items():
-            has_diverged = (self.diverged >= 0).reshape(-1, *[1] * (value.ndim - 1))
-            saved.setdefault(name, []).append(np.where(has_diverged, np.nan, value))
+            if has_diverged.any():
+                where = has_diverged.reshape(-1, *[1] * (value.ndim - 1))
+                value = np.where(where, np.nan, value)
+            saved.setdefault(name, []).append(value)
 
     def stop_below(self, level: float) -> None:
         """Stop the runs with a smaller train risk, with their present values."""
