@@ -22,7 +22,7 @@ from sgdynamics.base.arrays import Numeric, Parameters, State
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations import indicators
 from sgdynamics.expectations.closed_forms import has_logistic_moments
-from sgdynamics.expectations.nodes import sobol_normals, times_small
+from sgdynamics.expectations.nodes import single_on_gpu, sobol_normals, times_small
 from sgdynamics.expectations.risk import (
     distinct_states,
     map_first_states,
@@ -208,7 +208,7 @@ def _sign_on_few_pieces(
     head: Float[Numeric, " p"],
     tie: Float[Numeric, ""],
 ) -> Float[Numeric, ""]:
-    """As `sign_on_lines` for a piecewise linear activation, with the preactivations `bases` at t = 0.
+    """As `sign_on_lines` for a piecewise linear activation; `bases` are its arguments at t = 0.
 
     One array of all lines per cut: XLA fuses them into a single loop over lines, which writes
     nothing to memory.
@@ -227,9 +227,7 @@ def _sign_on_few_pieces(
     ends = [jnp.full_like(bases[0], -REACH), *cuts, jnp.full_like(bases[0], REACH)]
 
     def output(t: Float[Numeric, " n"]) -> Float[Numeric, " n"]:
-        value = sum(
-            head[i] * activation(base + t * slope[i]) for i, base in enumerate(bases)
-        )
+        value = sum(head[i] * activation(base + t * slope[i]) for i, base in enumerate(bases))
         return jnp.where(jnp.abs(value) <= tie, 0.0, value)
 
     values = [output(t) for t in ends]
@@ -238,7 +236,7 @@ def _sign_on_few_pieces(
     points = [_LineEnds(t, value) for t, value in zip(ends, values, strict=True)]
     for left, right in itertools.pairwise(points):
         jump = jnp.sign(left.value) - jnp.sign(right.value)
-        total = total + jump * jax.scipy.special.ndtr(_chord_root(left, right))
+        total = total + jump * single_on_gpu(jax.scipy.special.ndtr, _chord_root(left, right))
     return jnp.mean(total)
 
 

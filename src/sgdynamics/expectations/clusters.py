@@ -23,7 +23,7 @@ from jaxtyping import Float
 from sgdynamics.base.arrays import Numeric, Parameters, Scalar
 from sgdynamics.expectations import mixtures
 from sgdynamics.expectations.interface import Moments, Overlaps, Quadrature
-from sgdynamics.expectations.nodes import lower_root, times_small
+from sgdynamics.expectations.nodes import lower_root, single_on_gpu, times_small
 from sgdynamics.expectations.sampled import SobolAverages, sum_over_points
 from sgdynamics.expectations.solver_interface import Evaluation
 from sgdynamics.expectations.weighted_points import root_order
@@ -152,7 +152,7 @@ class Clusters(SobolAverages):
                 # unrolled, so that XLA fuses the output with the average
                 units = [structure.loss.student(centred[:, i] + mean[i]) for i in range(len(head))]
                 output = sum(weight * unit for weight, unit in zip(head, units, strict=True))
-                losses = jax.nn.softplus(output) - label * output
+                losses = single_on_gpu(jax.nn.softplus, output) - label * output
                 return jnp.mean(losses) if weights is None else weights @ losses
 
             risks = jax.vmap(cluster_risk)(means, parameters["cluster_labels"])

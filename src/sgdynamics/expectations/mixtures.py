@@ -33,9 +33,7 @@ from sgdynamics.expectations.nodes import safe_root, sobol_normals
 MOST_INTEGRATED = 4  # units; more are sampled
 
 
-def choose_quadrature(
-    width: int, *, fine: bool = False, pairs: bool = True
-) -> MixtureQuadrature:
+def choose_quadrature(width: int, *, fine: bool = False, pairs: bool = True) -> MixtureQuadrature:
     """The quadrature for a number of units.
 
     Without `pairs`, four units are integrated by nested half-lines alone, whose `error` tells where
@@ -125,7 +123,9 @@ def cluster_moments(
 
     def integrate_cluster(cluster: tuple[Float[Numeric, " p"], Scalar]) -> ClusterMoments:
         mean, label = cluster
-        by_lines, doubt = _doubted_line_moments(quadrature, nodes, mean, covariance, head, 1 - 2 * label)
+        by_lines, doubt = _doubted_line_moments(
+            quadrature, nodes, mean, covariance, head, 1 - 2 * label
+        )
 
         def interpolate() -> ClusterMoments:
             # a smooth transition: pairs where half-lines are doubted

@@ -70,7 +70,10 @@ def orthant_moments(
     def sum_nodes(active: Float[Numeric, "n m"], inactive: Float[Numeric, " m"]) -> Numeric:
         sides = [jnp.sum(active_mass * active, axis=0), inactive_mass * inactive]
         return jnp.stack(
-            [jnp.sum((weights * side).reshape(shape), axis=node_axes).reshape(-1) for side in sides],
+            [
+                jnp.sum((weights * side).reshape(shape), axis=node_axes).reshape(-1)
+                for side in sides
+            ],
             axis=-1,
         ).reshape(-1)
 

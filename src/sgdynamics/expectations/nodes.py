@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from functools import lru_cache
 from types import ModuleType
 from typing import TypeVar
@@ -115,6 +116,18 @@ def times_small(
         return rows @ matrix
     products = (rows[:, j, None] * matrix[j] for j in range(len(matrix)))
     return functools.reduce(operator.add, products)
+
+
+def single_on_gpu(
+    function: Callable[[Float[Numeric, "*s"]], Float[Numeric, "*s"]], x: Float[Numeric, "*s"]
+) -> Float[Numeric, "*s"]:
+    """f(x), on a GPU in single precision, for averages over points with a larger error than that.
+
+    There a special function in double precision would take most of the time of an average.
+    """
+    if jax.default_backend() != "gpu":
+        return function(x)
+    return function(x.astype(jnp.float32)).astype(x.dtype)
 
 
 def safe_root(x: Float[Numeric, "*s"]) -> Float[Numeric, "*s"]:

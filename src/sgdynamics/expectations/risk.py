@@ -52,6 +52,8 @@ REFINE_GRID_ABOVE = 1e-4  # relative error of risks on a quick grid above which 
 # Largest number of evaluations of a loss on a finer grid at all states: about ten seconds.
 MOST_EVALUATIONS = 5e7
 
+# A function of a chunk of states and their number, the first state and the one after the last.
+Task = tuple[Callable[[State, np.int64], Numeric], int, int]
 States = dict[str, np.ndarray]  # M, Q, a (and alpha), with any leading axes
 
 
@@ -158,6 +160,7 @@ def map_first_states(
 
     length = len(states["a"])
     size = min(batch_size, length)  # both are powers of two
+
     def evaluate_one(state: State) -> Numeric:
         return function(jax.tree.map(lambda leaf: leaf[0], state))[None]
 
@@ -478,11 +481,16 @@ def map_in_chunks(
         chunk = LARGE_GPU_CHUNK
     chunk = min(chunk, power_of_two(most)) if size > 1 else chunk
 
-    def evaluate(task: tuple[Callable[[State, np.int64], Numeric], int, int]) -> np.ndarray:
+    def launch(task: Task) -> Numeric:
         function, start, stop = task
         lanes = [_chunk_of(lane_states, start, chunk) for lane_states in states]
-        values = np.asarray(function(stack_lanes(lanes, size), np.int64(stop - start)))
-        return values[:, : stop - start]
+        return function(stack_lanes(lanes, size), np.int64(stop - start))
+
+    def collect(task: Task, values: Numeric) -> np.ndarray:
+        return np.asarray(values)[:, : task[2] - task[1]]
+
+    def evaluate(task: Task) -> np.ndarray:
+        return collect(task, launch(task))
 
     step = chunk
     if on_cores:
@@ -500,7 +508,15 @@ def map_in_chunks(
     if on_cores:
         pieces = [evaluate(tasks[0]), *map_on_cores(evaluate, tasks[1:])]
     else:
-        pieces = [evaluate(task) for task in tasks]
+        # the next chunk is sent while the device computes
+        pieces, ahead = [], None
+        for task in tasks:
+            launched = task, launch(task)
+            if ahead is not None:
+                pieces.append(collect(*ahead))
+            ahead = launched
+        assert ahead is not None
+        pieces.append(collect(*ahead))
     results = []
     for first in range(0, len(tasks), len(starts)):
         joined = np.concatenate(pieces[first : first + len(starts)], axis=1)

@@ -392,9 +392,7 @@ def _run_program(
         return program(case.field, form, case.replicates, *inputs)
 
     def run(row: int) -> Loop:
-        replicate, loop = jax.tree.map(
-            lambda leaf: leaf[row : row + 1], (case.replicates, loops)
-        )
+        replicate, loop = jax.tree.map(lambda leaf: leaf[row : row + 1], (case.replicates, loops))
         result = program(case.field, form, replicate, *constants, loop, max_steps)
         return jax.tree.map(np.asarray, result)
 
