@@ -22,7 +22,7 @@ from sgdynamics.base.arrays import Numeric, Parameters, State
 from sgdynamics.base.precision import float64
 from sgdynamics.expectations import indicators
 from sgdynamics.expectations.closed_forms import has_logistic_moments
-from sgdynamics.expectations.nodes import single_on_gpu, sobol_normals, times_small
+from sgdynamics.expectations.nodes import columns_of_product, single_on_gpu, sobol_normals
 from sgdynamics.expectations.risk import (
     distinct_states,
     map_first_states,
@@ -164,7 +164,8 @@ def sign_on_lines(
     is_piecewise_linear = degree is not None and degree <= 1
     size = jnp.sum(jnp.abs(head) * (jnp.abs(mean) + jnp.abs(slopes).sum(axis=1)))
     if is_piecewise_linear and 0 < len(activation.kinks) * len(mean) <= MOST_EXCHANGED:
-        bases = [mean[i] + times_small(nodes, slopes[i, :-1, None])[:, 0] for i in range(len(mean))]
+        bases = columns_of_product(nodes, slopes[:, :-1].T)
+        bases = [base + mean[i] for i, base in enumerate(bases)]
         return _sign_on_few_pieces(activation, bases, slope, head, TIE * size)
     lines = len(nodes)
     ends = jnp.linspace(-REACH, REACH, 2 if is_piecewise_linear else INTERVALS + 1)

@@ -23,11 +23,13 @@ from jaxtyping import Float
 from sgdynamics.base.arrays import Numeric, Parameters, Scalar
 from sgdynamics.expectations import mixtures
 from sgdynamics.expectations.interface import Moments, Overlaps, Quadrature
-from sgdynamics.expectations.nodes import lower_root, single_on_gpu, times_small
+from sgdynamics.expectations.nodes import columns_of_product, lower_root, single_on_gpu
 from sgdynamics.expectations.sampled import SobolAverages, sum_over_points
 from sgdynamics.expectations.solver_interface import Evaluation
 from sgdynamics.expectations.weighted_points import root_order
 from sgdynamics.samples import input_covariance
+
+MOST_COLUMNS = 8  # of a root of the covariance that is computed without a loop
 
 
 class Clusters(SobolAverages):
@@ -139,24 +141,28 @@ class Clusters(SobolAverages):
             return self.evaluate_moments(at, flow=True).risk
         structure, head, parameters = self.structure, at.head, at.parameters
         means, _ = self._cluster_fields(parameters, at.overlaps)
+        labels, weights = parameters["cluster_labels"], parameters["cluster_weights"]
         order = root_order(structure)
-        root = lower_root(at.overlaps.covariance[order][:, order])[structure.signals :]
+        covariance = at.overlaps.covariance[order][:, order]
+        # a loop of few columns takes long to compile
+        root = lower_root(covariance, unrolled=structure.fields <= MOST_COLUMNS)
 
         def risk_of_points(
-            points: Float[Numeric, "n coordinates"], weights: Float[Numeric, " n"] | None
+            points: Float[Numeric, "n coordinates"], point_weights: Float[Numeric, " n"] | None
         ) -> Float[Numeric, ""]:
             # all clusters have the same fields apart from their means
-            centred = times_small(points[:, : structure.fields], root.T)
+            centred = columns_of_product(points[:, : structure.fields], root[structure.signals :].T)
 
-            def cluster_risk(mean: Float[Numeric, " p"], label: Scalar) -> Float[Numeric, ""]:
+            def losses(mean: Float[Numeric, " p"], label: Scalar) -> Float[Numeric, " n"]:
                 # unrolled, so that XLA fuses the output with the average
-                units = [structure.loss.student(centred[:, i] + mean[i]) for i in range(len(head))]
-                output = sum(weight * unit for weight, unit in zip(head, units, strict=True))
-                losses = single_on_gpu(jax.nn.softplus, output) - label * output
-                return jnp.mean(losses) if weights is None else weights @ losses
+                output = sum(
+                    head[i] * structure.loss.student(field + mean[i])
+                    for i, field in enumerate(centred)
+                )
+                return single_on_gpu(jax.nn.softplus, output) - label * output
 
-            risks = jax.vmap(cluster_risk)(means, parameters["cluster_labels"])
-            return parameters["cluster_weights"] @ risks
+            total = sum(weights[c] * losses(means[c], labels[c]) for c in range(len(means)))
+            return jnp.mean(total) if point_weights is None else point_weights @ total
 
         return sum_over_points(risk_of_points, at.nodes["plain"], None)
 
