@@ -129,6 +129,17 @@ def test_random_states_against_monte_carlo_and_stated_error(width, kind):
         assert abs(finer[0] - share[0]) <= error[0] + 1e-9
 
 
+def test_axes_along_which_no_plane_is_steep_need_few_nodes():
+    """Rows of equal length: the principal axes are arbitrary, and some have a steep plane."""
+    generator = np.random.default_rng(2)
+    rows = np.eye(4) + 0.05 * generator.standard_normal((6, 4, 4))
+    means, head = generator.standard_normal((6, 4)), np.array([1.0, 0.9, -1.1, -0.8])
+    setting = means, rows @ rows.swapaxes(1, 2), np.tile(head, (6, 1))
+    fine = indicators.positive_share(19, *setting)
+    # seven nodes per interval of the principal axes miss these shares by 1e-4
+    np.testing.assert_allclose(indicators.positive_share(7, *setting), fine, atol=3e-6)
+
+
 def test_ties_and_certain_signs():
     """Units that cancel, that are all inactive, or that do not vary."""
     same = np.ones((2, 2))
@@ -173,6 +184,22 @@ def test_lines_agree_with_the_exact_rule():
     assert 1e-6 < error < 2e-3
     assert abs(np.mean(signs) - (2 * share[0] - 1)) < 5 * error
     assert float(odd) == pytest.approx(2 * special.ndtr(0.7) - 1, abs=1e-6)
+
+
+@pytest.mark.parametrize("width", [1, 2, 4])
+def test_few_pieces_agree_with_many(width, monkeypatch):
+    """Lines of few cuts have a loop of their own."""
+    generator = np.random.default_rng(width)
+    nodes = sobol_normals(width - 1, 5, 1, whiten=False)[0] if width > 1 else np.zeros((1, 0))
+    states = [random_network(generator, width, "generic") for _ in range(3)]
+    states.append((np.zeros(width), np.eye(width), np.zeros(width)))  # f = 0 everywhere
+    with jax.enable_x64(True):
+        sign = partial(accuracy.sign_on_lines, NAMED["relu"], nodes)
+        few = [float(jax.jit(sign)(*state)) for state in states]
+        monkeypatch.setattr(accuracy, "MOST_EXCHANGED", 0)
+        many = [float(jax.jit(lambda *state: sign(*state))(*state)) for state in states]
+    np.testing.assert_allclose(few, many, atol=1e-13)
+    assert few[-1] == 0
 
 
 @pytest.mark.slow

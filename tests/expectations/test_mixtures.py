@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize, special, stats
 
-from sgdynamics.expectations import half_lines, mixtures
+from sgdynamics.expectations import half_lines, mixtures, nested
 from tests.conftest import FALSE_ALARM, Z
 
 BINARY = [(0, 1, 1.0, 0.5), (0, -1, 0.0, 0.5)]  # direction, sign, label, weight of each cluster
@@ -563,3 +563,21 @@ def test_error_estimate_and_rule():
         assert low <= estimate < high
     with pytest.raises(ValueError, match=r"width = 0: give a whole number, 1 or more"):
         mixtures.choose_quadrature(0)
+
+
+def test_half_lines_alone_where_they_suffice():
+    """Without pairs the moments are the same, and the error tells where pairs are needed."""
+    with_pairs = mixtures.choose_quadrature(4)
+    alone = mixtures.choose_quadrature(4, pairs=False)
+    rows = 0.3 * np.eye(4) + 0.03 * np.random.default_rng(0).standard_normal((4, 4))
+    means, labels = rows[:2], np.array([1.0, 0.0])
+    head = np.array([1.0, -0.8, 0.5, -0.3])
+    state = means, rows @ rows.T, head, labels
+    for first, second in zip(
+        evaluate(*state, quadrature=alone), evaluate(*state, quadrature=with_pairs), strict=True
+    ):
+        np.testing.assert_allclose(first, second, rtol=1e-12, atol=1e-14)
+    assert evaluate(*state, function=mixtures.error, quadrature=alone) < 1e-7
+    rows[1] = rows[0] + 0.003 * rows[1]  # nearly parallel
+    state = means, rows @ rows.T, head, labels
+    assert evaluate(*state, function=mixtures.error, quadrature=alone) >= nested.TRUSTED

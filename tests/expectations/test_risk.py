@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import numpy as np
 import pytest
 
@@ -9,6 +10,9 @@ import sgdynamics as sgd
 from sgdynamics.base.repetition import is_repeated
 from sgdynamics.expectations import risk
 from sgdynamics.expectations.accuracy import population_accuracy
+from sgdynamics.expectations.choice import expectation_of
+from sgdynamics.expectations.sampled import SobolAverages
+from sgdynamics.expectations.solver_interface import Evaluation
 from sgdynamics.problems.frames import compressed_rows
 
 
@@ -79,3 +83,33 @@ def test_rows_of_one_start_are_factorised_once(monkeypatch: pytest.MonkeyPatch) 
     for rows, row in zip(compressed_rows(problem, runs, sizes), single, strict=True):
         np.testing.assert_array_equal(rows, np.repeat(row, 7, axis=0))
     assert counts[-1] == 1
+
+
+@pytest.mark.parametrize(("kind", "width"), [("xor", 4), ("binary", 6)])
+def test_clusters_share_their_fields(kind: str, width: int) -> None:
+    """The sampled risk of a mixture is that of its loss, cluster by cluster."""
+    problem = sgd.GaussianMixture(kind, width=width, snr=10.0)
+    structure, parameters = problem.structure, problem.parameters
+    start = sgd.random_start(problem, dimension=50, seed=1)
+    expectation = expectation_of(structure)
+    nodes = SobolAverages.risk_nodes(expectation, expectation.quadrature(1.0))
+    first = {name: value[0] for name, value in nodes.items()}
+    state = {"M": start.M_blocks[0], "Q": start.Q_blocks[0], "a": start.a[0]}
+    with jax.enable_x64(True):
+        overlaps = risk.overlaps_at(structure, parameters, state)
+        at = Evaluation(expectation.quadrature(1.0), first, parameters, overlaps, state["a"])
+        together = jax.jit(lambda: expectation.evaluate_risk(at))()
+        of_loss = jax.jit(lambda: SobolAverages.evaluate_risk(expectation, at))()
+    assert float(together) == pytest.approx(float(of_loss), rel=1e-12)
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_states_divided_among_cores_have_the_same_risks(
+    cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = sgd.GaussianMixture("binary", width=6, snr=5.0)
+    states = _states(problem, runs=3, times=4)
+    whole, _ = risk.population_risk(problem, states)
+    monkeypatch.setattr(risk, "count_cores", lambda: cores)
+    divided, _ = risk.population_risk(problem, states)
+    np.testing.assert_array_equal(divided, whole)

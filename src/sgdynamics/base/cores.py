@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 
@@ -29,7 +29,8 @@ def map_on_cores(function: Callable[[Item], Result], items: Iterable[Item]) -> l
     threads = min(count_cores(), len(items))
     if threads < 2:
         return [function(item) for item in items]
-    precision, device = jax.config.jax_enable_x64, jax.config.jax_default_device
+    settings: Any = jax.config
+    precision, device = settings.jax_enable_x64, settings.jax_default_device
 
     def compute(item: Item) -> Result:
         with jax.enable_x64(precision), jax.default_device(device):

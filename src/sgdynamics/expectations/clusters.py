@@ -13,7 +13,8 @@ where D, S and B without an index are averages over the clusters.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import add
 
 import jax
 import jax.numpy as jnp
@@ -155,13 +156,12 @@ class Clusters(SobolAverages):
 
             def losses(mean: Float[Numeric, " p"], label: Scalar) -> Float[Numeric, " n"]:
                 # unrolled, so that XLA fuses the output with the average
-                output = sum(
-                    head[i] * structure.loss.student(field + mean[i])
-                    for i, field in enumerate(centred)
-                )
+                units = [structure.loss.student(field + mean[i]) for i, field in enumerate(centred)]
+                output = reduce(add, (head[i] * unit for i, unit in enumerate(units)))
                 return single_on_gpu(jax.nn.softplus, output) - label * output
 
-            total = sum(weights[c] * losses(means[c], labels[c]) for c in range(len(means)))
+            by_cluster = (weights[c] * losses(means[c], labels[c]) for c in range(len(means)))
+            total = reduce(add, by_cluster)
             return jnp.mean(total) if point_weights is None else point_weights @ total
 
         return sum_over_points(risk_of_points, at.nodes["plain"], None)

@@ -36,7 +36,7 @@ MOST_INTEGRATED = 4  # units; more are sampled
 def choose_quadrature(width: int, *, fine: bool = False, pairs: bool = True) -> MixtureQuadrature:
     """The quadrature for a number of units.
 
-    Without `pairs`, four units are integrated by nested half-lines alone, whose `error` tells where
+    Without `pairs`, four units are integrated by nested half-lines alone; `error` is large where
     they do not suffice.
 
     Its error is rounding for one and two units and 1e-8 for three and four (1e-5 for four nearly

@@ -249,7 +249,8 @@ def refine_quadrature(problem: Problem, quadrature: Quadrature, Q: np.ndarray) -
 def _largest_field(problem: Problem, Q: np.ndarray, margin: float) -> float:
     """The largest variance of a field, with a margin for the students."""
     students, signals = (
-        input_covariance.field_variances(problem.parameters, gram) for gram in (Q, problem.gram)
+        np.asarray(input_covariance.field_variances(problem.parameters, gram))
+        for gram in (Q, problem.gram)
     )
     return max(margin * _largest_finite(students), float(signals.max(initial=0.0)))
 
@@ -292,10 +293,10 @@ def compute_risks(
     """
     nodes = expectation_of(structure).risk_nodes(quadrature, quick=quick)
     risks_of = _sampled_risks if "plain" in nodes else _risks
-    parts, is_alone = [nodes], _is_alone(_count_coordinates(nodes))
-    if is_alone:
+    node_sets, is_alone = [nodes], _is_alone(_count_coordinates(nodes))
+    if is_alone:  # one replicate after the other
         replicates = len(jax.tree.leaves(nodes)[0]) if with_errors else 1
-        parts = [
+        node_sets = [
             jax.tree.map(lambda leaf, row=row: leaf[row : row + 1], nodes)
             for row in range(replicates)
         ]
@@ -303,13 +304,13 @@ def compute_risks(
     leads = [lane_states["a"].shape[:-1] for lane_states in states]
     flat = [_flatten(lane_states) for lane_states in states]
     distinct, positions = zip(*map(distinct_states, states), strict=True)
-    by_part = map_in_chunks(
-        [partial(risks_of, structure, quadrature, part, lanes) for part in parts],
+    replicate_risks = map_in_chunks(
+        [partial(risks_of, structure, quadrature, node_set, lanes) for node_set in node_sets],
         list(distinct),
         size,
         on_cores=is_alone,
     )
-    values = [np.concatenate(lane, axis=-1) for lane in zip(*by_part, strict=True)]
+    values = [np.concatenate(lane, axis=-1) for lane in zip(*replicate_risks, strict=True)]
     values = [lane[position] for lane, position in zip(values, positions, strict=False)]
     errors = np.zeros((len(states), 1, 2))
     if with_errors and "plain" not in nodes:

@@ -87,7 +87,7 @@ class SolverExpectation(Expectation):
         return quadrature
 
     def quick(self, quadrature: Quadrature) -> Quadrature | None:
-        """A cheaper resolution, if there is one, that is as precise unless `error` tells otherwise.
+        """A cheaper resolution, if there is one, that is as precise unless `error` is large.
 
         It is used where the error is estimated afterwards and `finer` is solved if it is large.
         """
