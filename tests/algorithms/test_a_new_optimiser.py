@@ -43,6 +43,7 @@ def test_theory_and_runs():
             assert np.all(gap < 4.9 * error + 6 / d), (method, name)
 
 
+@pytest.mark.slow
 def test_records_and_sweeps():
     assert algorithm_from(ALGORITHM.describe()) == ALGORITHM
     assert repr(ALGORITHM.update) == "bounded_momentum(memory=2, scale=0.1)"

@@ -23,6 +23,7 @@ def sparse(lr: float = 0.5, *, batch: int = 1, **options: Any) -> sgd.OnePassSGD
     return sgd.OnePassSGD(lr=lr, batch=batch, update=sgd.updates.sparse(**options))
 
 
+@pytest.mark.slow
 def test_few_coordinates_a_step_follow_two_sets_of_rows():
     """A linear student, from the equations of W (sent) and V (all gradients)."""
     lr, count, noise = 0.5, 2.0, 0.2
@@ -55,6 +56,7 @@ def test_a_share_with_feedback_is_plain_sgd():
     np.testing.assert_allclose(2 * result.excess_risk, 0.113135, atol=5e-7)
 
 
+@pytest.mark.slow
 def test_a_share_without_feedback_multiplies_the_noise():
     """dU/dt = -2 U + (lr/(q B)) (U + noise)."""
     lr, share, batch = 0.6, 0.25, 2

@@ -159,6 +159,7 @@ def test_direct_runs_step_by_step(order):
     assert int(last_good[0]) == 18
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.runs_long
 def test_direct_runs_have_the_means_of_the_two_time_equations(order):
@@ -310,6 +311,7 @@ def test_a_second_visit_sees_the_first():
     np.testing.assert_allclose(h, expected, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_worth_of_repeats():
     """The worth agrees with that from the two-time equations and the one-pass ODE.
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -108,6 +109,7 @@ def is_any(annotation: ast.expr | None) -> bool:
     return isinstance(annotation, ast.Name) and annotation.id == "Any"
 
 
+@cache
 def annotations() -> dict[str, tuple[int, list[str]]]:
     """Count the annotations of each kind in the package, and list those that are a bare `Any`."""
     counts = dict.fromkeys(MAX_ANY, 0)

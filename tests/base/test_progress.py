@@ -208,6 +208,7 @@ def test_the_mean_field_reports_its_three_solutions(monkeypatch):
     assert shares == [1 / 3, 1 / 3]  # the bar fills up when the third one is finished
 
 
+@pytest.mark.slow
 def test_the_mean_field_announces_long_work(monkeypatch):
     """The estimate uses the time of a velocity, or of the first solution if that is short."""
     problem = sgd.TeacherStudent(width=4, activation="erf")

@@ -132,6 +132,7 @@ SLOW_EXAMPLES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "example",
     [
@@ -240,6 +241,7 @@ def change_bytes(file: Path, draw: random.Random) -> None:
     file.write_bytes(damaged)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "count"),
     [

@@ -114,6 +114,7 @@ Commands:
 """
 
 
+@pytest.mark.slow
 def test_help_and_bad_input_in_a_shell(folder):
     assert (
         CliRunner()
@@ -232,6 +233,7 @@ def test_a_result_runs_again(first, folder):
     assert "first save point is after t = 0" in invoke("run", folder / "later.nc", code=2).stderr
 
 
+@pytest.mark.slow
 def test_compare(first, folder):
     file = folder / "out" / "small.nc"
     theory, runs = (sgd.load(file, group=name) for name in ("ode", "exact"))
@@ -255,6 +257,7 @@ def test_compare(first, folder):
     assert "not whole" in invoke("compare", folder / "broken.nc", code=2).stderr
 
 
+@pytest.mark.slow
 def test_exit_time_and_hessian(folder):
     problem = sgd.TeacherStudent(width=2, activation="square", noise=0.1)
     start = sgd.random_start(problem, dimension=100, seed=3)

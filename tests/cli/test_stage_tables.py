@@ -30,6 +30,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_file_states_the_call_of_stages():
     plan = problem_files.plan({**FILE, "stages": STAGES})
     result = problem_files.solve(plan, "ode")

@@ -243,6 +243,7 @@ class WithoutNoise(OrnsteinUhlenbeck):
         return {"s": jnp.zeros((2, 1))}
 
 
+@pytest.mark.slow
 def test_the_sde_without_noise_is_the_ode_under_a_schedule():
     """With a schedule of lr the variable of the integration is alpha."""
     algorithm = sgd.OnePassSGD(lr=sgd.piecewise_rate([1.0], [0.4, 0.1]))

@@ -39,6 +39,7 @@ def sine_family():
     expectation_of.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_family_from_outside_serves_all_pairs(sine_family):
     q1, q2 = np.array([0.4, 1.3]), np.array([0.9])
     c = np.array([[0.2], [-0.7]])

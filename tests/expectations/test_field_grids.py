@@ -241,6 +241,7 @@ FAR_AWAY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", FAR_AWAY, ids=lambda loss: loss.__name__)
 def test_a_polynomial_near_zero_only_is_not_taken_for_one(loss):
     """Both losses are (f - s)^2/2 to rounding for |f| < 3.4.

@@ -104,6 +104,7 @@ def test_binary_values_and_right_hand_side():
     np.testing.assert_allclose(np.r_[dv, dM[:, 0], dR[np.triu_indices(2)]], right, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kinds", "state"),
     [(BINARY, STATE7), pytest.param(XOR, STATE10, marks=pytest.mark.slow)],
@@ -193,6 +194,7 @@ def nearly_parallel():
     return np.full(4, v), np.array([[m, 0], [m, 0], [-m, 0], [-m, 0]]), R
 
 
+@pytest.mark.slow
 def test_nearly_parallel_units_against_their_angles():
     """With a small head B_ij -> P(h_i > 0, h_j > 0)/4, known from the angle, at gaps below 1e-3."""
     _, M, R = nearly_parallel()
@@ -332,6 +334,7 @@ def test_random_states_against_brute_force(width, clusters, panels, tolerance):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("width", "tolerance"), [(3, 1e-7), (4, 2e-4)])
 def test_edges_against_stein(width, tolerance):
     """dP_i/dmean_j = delta_ij D_i + v_j S_ij: D from differences of P, which never uses it."""
@@ -565,6 +568,7 @@ def test_error_estimate_and_rule():
         mixtures.choose_quadrature(0)
 
 
+@pytest.mark.slow
 def test_half_lines_alone_where_they_suffice():
     """Without pairs the moments are the same, and the error tells where pairs are needed."""
     with_pairs = mixtures.choose_quadrature(4)

@@ -108,6 +108,7 @@ def test_every_kind_against_monte_carlo(name):
     check(loss, moments.risk, "risk")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow(["erf", "tanh, gelu", "relu"], ("relu",)))
 def test_pairs_against_the_sampled_path(name):
     # the same problem stated as a user's own: nothing of the closed forms is used

@@ -246,6 +246,7 @@ def test_multi_pass_selection_has_no_memory():
 FIRST_STEPS = [(2.0, 0.5, 1.0, 0.514890), (3.0, 0.2, 0.5, 0.211387)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("al", "m0", "fraction", "expected"), FIRST_STEPS)
 @pytest.mark.runs_long
 def test_first_step_in_the_papers_units(al, m0, fraction, expected):

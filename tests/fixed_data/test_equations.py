@@ -48,6 +48,7 @@ def solve_printed_equations(temperature: float) -> np.ndarray:
     return np.stack([overlap, np.diag(C)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 0.4])
 def test_printed_equations_of_a_linear_student(temperature):
     problem = sgd.TeacherStudent(width=1, activation="linear", noise=NOISE, weight_decay=DECAY)

@@ -33,6 +33,7 @@ def test_threshold_and_overlap_of_phase_retrieval():
     assert start.threshold == pytest.approx(float(sgd.weak_recovery(noisy)), rel=2e-5)
 
 
+@pytest.mark.slow
 def test_direct_runs_start_at_the_eigenvector(monkeypatch):
     drawn = {}
     original = DirectFixedData.initial

@@ -66,6 +66,7 @@ def test_windows_and_sweeps_give_the_direct_solution(strength, end):
     assert true < 2.5 * stated
 
 
+@pytest.mark.slow
 def test_a_run_does_not_depend_on_the_others():
     together, alone = integrate(oscillator(0.1, 20.0)), integrate(oscillator(0.1, 20.0, runs=1))
     np.testing.assert_allclose(together.states["y"][:, :1], alone.states["y"], atol=1e-9)
@@ -97,6 +98,7 @@ def wide(activation="erf", width=8, lr=0.5, times=TIMES, **options):
     return lambda: sgd.solve_ode(problem, sgd.OnePassSGD(lr=lr), start, times=times, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("activation", "options"),
     [

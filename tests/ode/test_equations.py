@@ -174,6 +174,7 @@ def state_of(problem) -> dict[str, Any]:
     return sgd.functional.state(sgd.start(problem, M=M[:p, :K], Q=Q[:p, :p], a=head))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow(CASES, ("two blocks at finite d", "linear at finite d")))
 def test_printed_drift_is_the_drift_of_the_solver(name):
     problem, algorithm, dimension = CASES[name]

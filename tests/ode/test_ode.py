@@ -154,6 +154,7 @@ CASES = {
 
 # Slow cases are covered by "sphere, batch"; the contracts compare heads and sampled drifts with
 # runs.
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow(CASES, ("batch", "sphere", "head", "sampled")))
 @pytest.mark.runs_long
 def test_finite_dimension_is_the_mean_increment_of_real_steps(name):

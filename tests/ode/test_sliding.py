@@ -113,6 +113,7 @@ def test_tie_on_a_repelling_surface_is_decided_by_its_rate():
     assert distances[0] / distances[-1] > 2.5  # the distance is of order eps log(1/eps)
 
 
+@pytest.mark.slow
 def test_mirror_symmetric_starts_stay_on_the_surface():
     # XOR at M = 0 does not move, and a mirror pair of units does not move a third unit.
     M = np.zeros((2, 4, 2))

@@ -98,6 +98,7 @@ def test_random_starts_of_more_units_than_the_teacher(head):
     np.testing.assert_allclose(result.risk[:, -1], result.risk[:, -2], rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_running_out_of_steps_is_not_divergence(linear, monkeypatch):
     problem, start, risk = linear
     monkeypatch.setattr(stiff, "STEPS_PER_DECADE", 40)
@@ -189,6 +190,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow(OTHERS, ["sliding"]))
 def test_every_solver_reaches_late_times_or_reports_how_far_it_came(name, monkeypatch):
     problem, overlaps = OTHERS[name]

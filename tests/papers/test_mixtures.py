@@ -182,6 +182,7 @@ def check_measured(kind, runs, width=None, seed=0):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["binary", "xor"])
 def test_measured_success(kind):
     check_measured(kind, 2000)

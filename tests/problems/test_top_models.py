@@ -97,6 +97,7 @@ def test_noise_of_sgd_moves_the_balance_of_lora():
     np.testing.assert_allclose(balance, lr * noise.values[0], rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [pytest.param("exact", marks=pytest.mark.slow), "direct"])
 def test_column_sums_of_softmax_do_not_move_in_runs(method):
     problem = sgd.models.softmax(classes=2, width=1)

@@ -53,6 +53,7 @@ SOLVERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_every_solver_records_and_evaluates(solver, tmp_path):
     on_data = solver not in ("ode", "sde", "chain", "direct")

@@ -83,6 +83,7 @@ def problems():
     return with_structure(plain, sample=ExponentialSample(1)), inside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["exact", "direct"])
 def test_runs_agree_to_rounding(problems, method):
     """Both problems read the same normals, so that seeded runs agree, not only their laws."""

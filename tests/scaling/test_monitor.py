@@ -187,6 +187,7 @@ class Run:
         self.records += [(name, value, step) for name, value in data.items()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["function", "writer", "run"])
 def test_predictions_are_logged(kind):
     records = []
@@ -222,6 +223,7 @@ def keras(monkeypatch):
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps_per_execution", [1, 4])
 def test_keras(keras, steps_per_execution):
     """Keras passes the mean over the epoch; the curve contains the losses of batches."""

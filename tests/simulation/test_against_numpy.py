@@ -236,6 +236,7 @@ def solve_and_simulate(lr=0.4):
     return np.concatenate([np.asarray(theory.risk), np.asarray(runs.risk)])
 
 
+@pytest.mark.slow
 def test_threads_and_sequential_calls_give_equal_results():
     """Eight calls on four threads, at four learning rates, equal sequential calls bit for bit."""
     rates = [0.2, 0.4, 0.6, 0.8]

@@ -16,6 +16,7 @@ def setting(phase_retrieval):
     return phase_retrieval, sgd.OnePassSGD(lr=0.1), start
 
 
+@pytest.mark.slow
 def test_results_depend_on_the_seed_alone(setting, monkeypatch):
     """The number of runs, save points, groups and pieces of a call do not change a run."""
     problem, algorithm, start = setting
@@ -62,6 +63,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind != "sphere")) for kind in CASES]
 )
@@ -102,6 +104,7 @@ def test_single_precision_of_direct_runs(setting):
     assert single.attrs["dtype"] == "float32"
 
 
+@pytest.mark.slow
 def test_a_diverging_run_does_not_spoil_the_others():
     problem = sgd.TeacherStudent(width=1, activation="square")
     start = sgd.start(problem, M=[[[0.1]], [[2.0]]], Q=[[[0.2]], [[40.0]]])
@@ -143,6 +146,7 @@ def test_progress_bar_shows(setting, capsys):
     assert "exact simulation, d = 20" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_jax_settings_of_the_user_do_not_change(setting):
     problem, algorithm, start = setting
     before = jax.random.normal(jax.random.key(0), (3,))
@@ -169,6 +173,7 @@ def count_compilations(function):
     return len(durations)
 
 
+@pytest.mark.slow
 def test_changing_parameters_does_not_recompile():
     def solve(index):
         problem = sgd.TeacherStudent(

@@ -88,6 +88,7 @@ def test_stopped_and_continued_is_uninterrupted(
     assert_same_results(run_in_pieces(tmp_path / "runs", algorithm, **arguments)[0], whole)
 
 
+@pytest.mark.slow
 def test_later_save_points_continue_from_the_end(tmp_path: Path) -> None:
     """A call with a later save point continues; afterwards no unfinished file is left."""
     first = sgd.simulate(

@@ -129,6 +129,7 @@ def test_exact_and_direct_agree_in_law(case):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "batch", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(7, marks=pytest.mark.slow)]
 )

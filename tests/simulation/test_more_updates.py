@@ -240,6 +240,7 @@ PATHWISE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "head"), PATHWISE)
 @pytest.mark.parametrize("batch", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_pathwise_against_the_definition(name, head, batch):
@@ -657,6 +658,7 @@ def test_records_of_every_update():
 # ------------------------------------------------------------------------------------------- errors
 
 
+@pytest.mark.slow
 def test_updates_without_an_ode_raise():
     problem, trained = (sgd.TeacherStudent(width=2, activation="erf", head=head) for head in BOTH)
     sphere = sgd.TeacherStudent(width=2, activation="erf", constraint="sphere")

@@ -53,6 +53,7 @@ def test_two_sets_and_a_scalar(batch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "method"),
     [

@@ -94,6 +94,7 @@ def test_start():
         assert np.linalg.matrix_rank(whole, tol=1e-9) == min(size, 4)
 
 
+@pytest.mark.slow
 def test_simulation_with_a_block_of_one_coordinate():
     """The overlaps of this block keep rank one; the other block has 399 coordinates."""
     problem = sgd.TeacherStudent(

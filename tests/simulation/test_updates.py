@@ -337,6 +337,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", slow(KINDS, KINDS[1:]))
 def test_exact_and_direct_agree_in_law(kind):
     exact, direct = (

@@ -189,6 +189,7 @@ def test_the_first_answer_is_the_ode_alone(simple, monkeypatch):
     assert curves.curves(state)["ode"] == first["ode"]
 
 
+@pytest.mark.slow
 def test_runs_in_pieces_are_those_in_one(simple, monkeypatch):
     """Each piece continues the runs of the one before, bit for bit, until they reach the end."""
     whole = curves.simulate_runs(simple)

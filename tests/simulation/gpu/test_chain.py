@@ -251,6 +251,7 @@ def test_observation_that_cannot_be_unrolled_is_left_to_xla() -> None:
     assert chain.find_obstacle(observer, first_records, shared) == "the primitive sort"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", [0, 64])
 def test_diverging_runs_are_marked(ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs with a large step size end at a multiple of the span, and the others continue."""

@@ -85,6 +85,7 @@ SUM_CASES = [(name, dtype) for name in CASES for dtype in ("float64", "float32",
 FAST_SUM_CASES = (("sphere", "float16"), ("committee", "float64"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [

@@ -138,6 +138,7 @@ FAST = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FUNCTIONS],
@@ -155,6 +156,7 @@ def test_unrolled_functions_have_the_values_of_jax(name: str) -> None:
         np.testing.assert_allclose(value, np.asarray(reference), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 @float64
 def test_constants_are_those_of_jax() -> None:
     """Every primitive with a rule in NumPy has the bits, shapes and dtypes of JAX's own result."""
