@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import ndtr
 from jaxtyping import Float
 
 from sgdynamics.base.arrays import Numeric, Parameters, State
@@ -197,8 +198,8 @@ def sign_on_lines(
     # E[sign f] along a line: between neighbouring roots the sign is constant, and Phi telescopes
     signs = jnp.sign(values)
     jumps = signs[:, :-1] - signs[:, 1:]
-    masses = jnp.sum(jumps * jax.scipy.special.ndtr(root), axis=1)
-    at_ends = jax.scipy.special.ndtr(ends[np.array([0, -1])])
+    masses = jnp.sum(jumps * ndtr(root), axis=1)
+    at_ends = ndtr(ends[np.array([0, -1])])
     return jnp.mean(masses + signs[:, -1] * at_ends[1] - signs[:, 0] * at_ends[0])
 
 
@@ -232,12 +233,15 @@ def _sign_on_few_pieces(
         return jnp.where(jnp.abs(value) <= tie, 0.0, value)
 
     values = [output(t) for t in ends]
-    total = jnp.sign(values[-1]) * jax.scipy.special.ndtr(REACH)
-    total = total - jnp.sign(values[0]) * jax.scipy.special.ndtr(-REACH)
+    total = jnp.sign(values[-1]) * ndtr(REACH)
+    total = total - jnp.sign(values[0]) * ndtr(-REACH)
+    # a single line has no error of sampling, and is integrated in double precision
+    several_lines = len(bases[0]) > 1
+    normal_cdf = partial(single_on_gpu, ndtr) if several_lines else ndtr
     points = [_LineEnds(t, value) for t, value in zip(ends, values, strict=True)]
     for left, right in itertools.pairwise(points):
         jump = jnp.sign(left.value) - jnp.sign(right.value)
-        total = total + jump * single_on_gpu(jax.scipy.special.ndtr, _chord_root(left, right))
+        total = total + jump * normal_cdf(_chord_root(left, right))
     return jnp.mean(total)
 
 

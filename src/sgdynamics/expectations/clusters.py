@@ -24,7 +24,7 @@ from jaxtyping import Float
 from sgdynamics.base.arrays import Numeric, Parameters, Scalar
 from sgdynamics.expectations import mixtures
 from sgdynamics.expectations.interface import Moments, Overlaps, Quadrature
-from sgdynamics.expectations.nodes import columns_of_product, lower_root, single_on_gpu
+from sgdynamics.expectations.nodes import columns_of_product, lower_root
 from sgdynamics.expectations.sampled import SobolAverages, sum_over_points
 from sgdynamics.expectations.solver_interface import Evaluation
 from sgdynamics.expectations.weighted_points import root_order
@@ -158,7 +158,7 @@ class Clusters(SobolAverages):
                 # unrolled, so that XLA fuses the output with the average
                 units = [structure.loss.student(field + mean[i]) for i, field in enumerate(centred)]
                 output = reduce(add, (head[i] * unit for i, unit in enumerate(units)))
-                return single_on_gpu(jax.nn.softplus, output) - label * output
+                return jax.nn.softplus(output) - label * output
 
             by_cluster = (weights[c] * losses(means[c], labels[c]) for c in range(len(means)))
             total = reduce(add, by_cluster)
